@@ -147,7 +147,7 @@ func (x *Examination) checkMACs(ctx context.Context, read func()) error {
 		err := audit.ScanAll(ctx, x.store, rng, func(key, value []byte) error {
 			x.Rows++
 			read()
-			if f, ok := state.FamilyOf(key); ok && hasMAC(f, key) {
+			if f, ok := state.FamilyOf(key); ok && f.HasMAC(key) {
 				if _, err := x.ring.OpenRow(key, value); err != nil {
 					x.report(key, "its MAC is wrong: the row was changed, moved here, or written by another deployment")
 				}

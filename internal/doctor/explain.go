@@ -25,8 +25,9 @@ var rowID = regexp.MustCompile(`^[a-z/-]+#[0-9a-f]{36}$`)
 type Explanation struct {
 	Row      string
 	Family   string // empty: no kind of row that this release knows
-	Decides  string
 	Deciding bool
+	Says     string // what such a row says
+	Risk     string // what follows when somebody puts back an old one, or removes it
 	Stored   string // in words, without secrets
 	State    string
 	Finding  *Finding  // nil: nothing is wrong with the row
@@ -51,7 +52,9 @@ func (x *Examination) Explain(ctx context.Context, row string) (*Explanation, er
 	e := &Explanation{Row: row, Finding: found}
 	if key == nil {
 		e.Family, e.Stored, e.State = found.Family, "nothing", "present: the deployment did not delete the row"
-		e.Decides, e.Deciding = families[e.Family].decides, true
+		if f, ok := state.FamilyOf([]byte(e.Family)); ok {
+			e.Deciding, e.Says, e.Risk = f.Deciding, f.Says, f.Risk
+		}
 		if found.Group != nil {
 			e.Stored = fmt.Sprintf("nothing; its key begins with %+q", found.Group)
 		}
@@ -59,10 +62,7 @@ func (x *Examination) Explain(ctx context.Context, row string) (*Explanation, er
 	}
 	e.Row = fmt.Sprintf("%+q", key)
 	if f, ok := state.FamilyOf(key); ok {
-		e.Family, e.Deciding, e.Decides = f.Prefix, f.Deciding, families[f.Prefix].decides
-	}
-	if e.Decides == "" {
-		e.Decides = "nothing: it is a counter, a cache or an index that is compared with other rows"
+		e.Family, e.Deciding, e.Says, e.Risk = f.Prefix, f.Deciding, f.Says, f.Risk
 	}
 	value, err := x.get(ctx, key)
 	if err != nil {
@@ -155,7 +155,7 @@ func describe(family string, key, value []byte) string {
 		}
 	}
 	content := value
-	if f, ok := state.FamilyOf(key); ok && hasMAC(f, key) {
+	if f, ok := state.FamilyOf(key); ok && f.HasMAC(key) {
 		if len(value) < 32 {
 			return fmt.Sprintf("%d bytes, too short for a MAC", len(value))
 		}

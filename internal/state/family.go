@@ -24,6 +24,8 @@ type Family struct {
 	// Number stands for a deciding family in the ids of its rows. It never changes, and no other
 	// family ever gets it. 0: the family does not decide.
 	Number byte
+	// MAC reports whether each row begins with the keyring's MAC. See [Family.HasMAC].
+	MAC bool
 	// Group is the number of '/' in the common prefix of the rows that are decided on together, such
 	// as a user's sessions or the credentials of one name: their number counts, or the newest one, or
 	// each of them is deleted. It is 0 when each row stands alone. A row with fewer '/' in its key
@@ -35,115 +37,173 @@ type Family struct {
 	// Own reports whether the rows are of the deployment itself. When one of them is put back, no
 	// tenant can be served, so the whole deployment stops.
 	Own bool
+	// Says is what a row says, for an operator who looks at one.
+	Says string
+	// Risk is what follows when somebody puts back an old value of a row, or removes the row.
+	Risk string
 }
 
-// Families are all kinds of rows. The comment on each says what somebody gains who puts back an old
-// value of a row, or removes the row.
+// Families are all kinds of rows.
 var Families = []Family{
-	// Identity of the deployment and the KMS key that its own keys are under.
-	{Prefix: "deployment", Deciding: true, Number: 1, Own: true},
-	// The key of the previous start of a development server is not revoked.
-	{Prefix: "dev", Deciding: true, Number: 2, Own: true},
-
-	// A key that was rotated, or moved to another KMS key, is used again. Without a row a set is
-	// incomplete, and its KMS key seems unused and may be destroyed.
-	{Prefix: "key/", Deciding: true, Number: 3, Group: 3, Whole: true},
-	{Prefix: "key/system/", Deciding: true, Number: 4, Group: 3, Own: true},
-	// A KMS key that is being destroyed wraps new keys.
-	{Prefix: "kms/given-up/", Deciding: true, Number: 5, Own: true},
-	// A KMS key that nothing was moved from may be destroyed.
-	{Prefix: "kms/moved-from/", Deciding: true, Number: 6, Own: true},
-	// An earlier sealing key is published, and values are sealed for it.
-	{Prefix: "sealing/current", Deciding: true, Number: 7, Own: true},
-	// A retired sealing key opens values again.
-	{Prefix: "sealing/key/", Deciding: true, Number: 8, Group: 2, Own: true},
-
-	// A trial that ended goes on, limits of requests return.
-	{Prefix: "tenant/", Deciding: true, Number: 9},
-	{Prefix: "tenant/system", Deciding: true, Number: 10, Own: true},
-	// A namespace is part of another tenant.
-	{Prefix: "namespace/", Deciding: true, Number: 11},
-	// A namespace that was made again under a configured name enters the tenant of that name.
-	{Prefix: "namespace-name/", Deciding: true, Number: 12},
-
-	// A member has an earlier role, a removed one is back. A tenant's members are counted, listed and
-	// searched for the last owner.
-	{Prefix: "user/row/", Deciding: true, Number: 13, Group: 3},
-	// An address leads to an account that it does not belong to.
-	{Prefix: "user/email/", Deciding: true, Number: 14},
-	// An earlier password is right.
-	{Prefix: "user/password/", Deciding: true, Number: 15},
-	// A session that was ended goes on, a used refresh token is new. A user's sessions end together.
-	{Prefix: "session/row/", Deciding: true, Number: 16, Group: 3},
-	{Prefix: "session/selector/", Deciding: true, Number: 17},
-	// A used or replaced token of a mail counts.
-	{Prefix: "ticket/hash/", Deciding: true, Number: 18},
-	{Prefix: "ticket/of/", Deciding: true, Number: 19},
-	// A withdrawn invitation is accepted. A tenant's invitations are counted, and a user's end together.
-	{Prefix: "invitation/", Deciding: true, Number: 20, Group: 2},
-	// A revoked API key works. A tenant's keys are counted, and a user's end together.
-	{Prefix: "apikey/hash/", Deciding: true, Number: 21},
-	{Prefix: "apikey/tenant/", Deciding: true, Number: 22, Group: 3},
-
-	// A deleted or replaced value is served. The newest version is the current one.
-	{Prefix: "credential/", Deciding: true, Number: 23, Group: 3},
-	// A version that ended, or another record, stands for the previous version of an object's
-	// credential. All previous versions of a credential are deleted together.
-	{Prefix: "former/", Deciding: true, Number: 24, Group: 3},
-	// A credential has another history, whose newest line also says where the index of names has it.
-	{Prefix: "credential-version/", Deciding: true, Number: 25, Group: 3},
-	// A name leads to another credential. The newest credential of a name is the answer.
-	{Prefix: "credential-name/", Deciding: true, Number: 26, Group: 3},
-	// A credential has another owner or none, so others see and change it.
-	{Prefix: "owner/", Deciding: true, Number: 27},
-	// An object has an earlier version, and its previous version is readable again.
-	{Prefix: "owned/", Deciding: true, Number: 28},
-
-	// A named key has an earlier version as its newest one. A tenant's keys are counted and listed.
-	{Prefix: "transit/key/", Deciding: true, Number: 29, Group: 3},
-	// Data is encrypted under a key that is no longer the default.
-	{Prefix: "transit/default/", Deciding: true, Number: 30},
-	// A seed that was encrypted again is back under the earlier wrapping key. The newest row of a
-	// version counts.
-	{Prefix: "transit/seed/", Deciding: true, Number: 31, Group: 5},
-	// The list of a key's versions has other times.
-	{Prefix: "transit/version/", Deciding: true, Number: 32, Group: 4},
+	{Prefix: "deployment", Deciding: true, Number: 1, Own: true,
+		Says: "which deployment it is: its chain, its format, and the KMS key that its own keys are under",
+		Risk: "the deployment takes an earlier KMS key for that of its own keys"},
+	{Prefix: "dev", Deciding: true, Number: 2, MAC: true, Own: true,
+		Says: "which API key a development server made at its last start",
+		Risk: "the key of the previous start is not revoked at the next one"},
+	{Prefix: "key/", Deciding: true, Number: 3, Group: 3, Whole: true,
+		Says: "the keys of a tenant, under the KMS key, and which version of them is used",
+		Risk: "a key that was rotated, or moved to another KMS key, is used again; without a row the KMS key of a set seems unused and may be destroyed"},
+	{Prefix: "key/system/", Deciding: true, Number: 4, Group: 3, Own: true,
+		Says: "the keys of the deployment, under the KMS key, and which version of them is used",
+		Risk: "as for a tenant: keys are used again, or their KMS key seems unused"},
+	{Prefix: "kms/given-up/", Deciding: true, Number: 5, Own: true,
+		Says: "that a KMS key is being destroyed, so nothing may be put under it",
+		Risk: "new keys are wrapped with a KMS key that is being destroyed"},
+	{Prefix: "kms/moved-from/", Deciding: true, Number: 6, Own: true,
+		Says: "that keys were moved away from a KMS key, so it may be destroyed",
+		Risk: "a KMS key that nothing was moved from may be destroyed"},
+	{Prefix: "sealing/current", Deciding: true, Number: 7, MAC: true, Own: true,
+		Says: "which sealing key is published",
+		Risk: "an earlier sealing key is published, and values are sealed for it"},
+	{Prefix: "sealing/key/", Deciding: true, Number: 8, MAC: true, Group: 2, Own: true,
+		Says: "a sealing key, and whether it is retired",
+		Risk: "a retired sealing key opens values again"},
+	{Prefix: "tenant/", Deciding: true, Number: 9, MAC: true,
+		Says: "a tenant: its trial and its limits",
+		Risk: "a trial that ended goes on, or earlier limits of requests return"},
+	{Prefix: "tenant/system", Deciding: true, Number: 10, MAC: true, Own: true,
+		Says: "the tenant of the deployment itself: its limits",
+		Risk: "earlier limits of requests return"},
+	{Prefix: "namespace/", Deciding: true, Number: 11, MAC: true,
+		Says: "which tenant a Kubernetes namespace is part of",
+		Risk: "a namespace is part of another tenant"},
+	{Prefix: "namespace-name/", Deciding: true, Number: 12, MAC: true,
+		Says: "which namespace a name of the configuration stood for first",
+		Risk: "a namespace that was made again under a configured name enters the tenant of that name"},
+	// A tenant's members are counted, listed and searched for the last owner.
+	{Prefix: "user/row/", Deciding: true, Number: 13, MAC: true, Group: 3,
+		Says: "a member of a tenant: role, and whether the address is verified",
+		Risk: "a member has an earlier role, or a removed one is back"},
+	{Prefix: "user/email/", Deciding: true, Number: 14, MAC: true,
+		Says: "which account an address signs in to",
+		Risk: "an address leads to an account that it does not belong to"},
+	{Prefix: "user/password/", Deciding: true, Number: 15, MAC: true,
+		Says: "the hash of a user's password",
+		Risk: "an earlier password is right"},
+	// A user's sessions end together.
+	{Prefix: "session/row/", Deciding: true, Number: 16, MAC: true, Group: 3,
+		Says: "a session of a user, and which refresh token is its newest",
+		Risk: "a session that was ended goes on, or a used refresh token is new"},
+	{Prefix: "session/selector/", Deciding: true, Number: 17, MAC: true,
+		Says: "which session a refresh token is of",
+		Risk: "a refresh token leads to another session"},
+	{Prefix: "ticket/hash/", Deciding: true, Number: 18, MAC: true,
+		Says: "a token that was mailed, and when it ends",
+		Risk: "a used or replaced token of a mail counts"},
+	{Prefix: "ticket/of/", Deciding: true, Number: 19, MAC: true,
+		Says: "which mailed token of a user counts",
+		Risk: "a used or replaced token of a mail counts"},
+	// A tenant's invitations are counted, and a user's end together.
+	{Prefix: "invitation/", Deciding: true, Number: 20, MAC: true, Group: 2,
+		Says: "an invitation into a tenant: role, and when it ends",
+		Risk: "a withdrawn invitation is accepted"},
+	{Prefix: "apikey/hash/", Deciding: true, Number: 21, MAC: true,
+		Says: "an API key: whoever presents it acts for the tenant, with these scopes",
+		Risk: "a revoked API key works"},
+	// A tenant's keys are counted, and a user's end together.
+	{Prefix: "apikey/tenant/", Deciding: true, Number: 22, MAC: true, Group: 3,
+		Says: "that a tenant has an API key, which can be listed and revoked",
+		Risk: "a revoked API key is listed, or one that works is not and cannot be revoked"},
+	// The newest version is the current one.
+	{Prefix: "credential/", Deciding: true, Number: 23, Group: 3,
+		Says: "the current version of a credential",
+		Risk: "a deleted or replaced value is served"},
+	// All previous versions of a credential are deleted together.
+	{Prefix: "former/", Deciding: true, Number: 24, Group: 3,
+		Says: "the previous version of a credential",
+		Risk: "a version that ended, or another record, stands for the previous version of an object's credential"},
+	{Prefix: "credential-version/", Deciding: true, Number: 25, MAC: true, Group: 3,
+		Says: "a line in the history of a credential, and its place in the index of names",
+		Risk: "a credential has another history, whose newest line also says where the index of names has it"},
+	// The newest credential of a name is the answer.
+	{Prefix: "credential-name/", Deciding: true, Number: 26, MAC: true, Group: 3,
+		Says: "which credential a name leads to",
+		Risk: "a name leads to another credential"},
+	{Prefix: "owner/", Deciding: true, Number: 27,
+		Says: "which object owns a credential",
+		Risk: "a credential has another owner or none, so others see and change it"},
+	{Prefix: "owned/", Deciding: true, Number: 28, MAC: true,
+		Says: "what the operator made of an object: its credential, version and previous version",
+		Risk: "an object has an earlier version, and its previous version is readable again"},
+	// A tenant's keys are counted and listed.
+	{Prefix: "transit/key/", Deciding: true, Number: 29, MAC: true, Group: 3,
+		Says: "a named key: its newest version, and when it rotates",
+		Risk: "a named key has an earlier version as its newest one"},
+	{Prefix: "transit/default/", Deciding: true, Number: 30, MAC: true,
+		Says: "which named key a tenant encrypts with by default",
+		Risk: "data is encrypted under a key that is no longer the default"},
+	// The newest row of a version counts.
+	{Prefix: "transit/seed/", Deciding: true, Number: 31, Group: 5,
+		Says: "the secret of one version of a named key, under the tenant's wrapping key",
+		Risk: "a seed that was encrypted again is back under the earlier wrapping key"},
+	{Prefix: "transit/version/", Deciding: true, Number: 32, MAC: true, Group: 4,
+		Says: "when a version of a named key was made",
+		Risk: "the list of a key's versions has other times"},
 
 	// The rows that follow decide nothing.
 
-	// The log verifies itself: entries, their order and what is derived from them.
-	{Prefix: "audit/"},
-	// Digests of the deciding rows, which the log verifies.
-	{Prefix: "state/"},
-	// What the scores of a tenant are made of: functions of the log. The rows stated and daily keep
-	// replicas from recording an assessment twice.
-	{Prefix: "compliance/"},
-	// When an API key was last used, which is shown only.
-	{Prefix: "apikey/used/"},
-	// How many invitations a tenant mailed in an hour. It may mail more, each with a row of its own.
-	{Prefix: "invited/"},
-	// Requests of a minute. A tenant may make more of them.
-	{Prefix: "quota/"},
-	// Failures of an account. More guesses at its password are allowed, at one argon2id run each.
-	{Prefix: "slowdown/"},
-	// A mail that waits, and the attempts to send it. It is sent again to the same address, and the
-	// token in it counts only as long as its ticket does.
-	{Prefix: "mail/"},
-	{Prefix: "mail-attempt/"},
-	// What a repeated request is answered: id, name and times of the credential that the caller made,
-	// no value. Without the rows the request makes another credential, as a new one may.
-	{Prefix: "idempotency/key/"},
-	{Prefix: "idempotency/request/"},
-	{Prefix: "idempotency/due/"},
-	// Indexes by time: the key, and the row of the object, say whether it is due.
-	{Prefix: "transit/due/"},
-	{Prefix: "former-end/"},
-	// A mark of an earlier release, which nothing reads.
-	{Prefix: "credential-indexed/"},
-	// The store is not to be served, or not by a release that does not know its format. Without the
-	// mark a server finds that deciding rows are missing.
-	{Prefix: "maintenance"},
-	{Prefix: "format"},
+	{Prefix: "audit/",
+		Says: "an entry of the log, or what is derived from the entries",
+		Risk: "none: the log verifies itself"},
+	{Prefix: "state/",
+		Says: "digests of the deciding rows",
+		Risk: "none: the log verifies them"},
+	{Prefix: "compliance/",
+		Says: "what the scores of a tenant are made of",
+		Risk: "none: the rows are functions of the log, or keep replicas from recording an assessment twice"},
+	{Prefix: "apikey/used/", MAC: true,
+		Says: "when an API key was last used",
+		Risk: "none: it is shown only"},
+	{Prefix: "invited/", MAC: true,
+		Says: "how many invitations a tenant has mailed in an hour",
+		Risk: "the tenant may mail more of them, each with a row of its own"},
+	{Prefix: "quota/",
+		Says: "requests of a minute",
+		Risk: "a tenant may make more of them"},
+	{Prefix: "slowdown/", MAC: true,
+		Says: "failed sign-ins of an account",
+		Risk: "more guesses at its password are allowed, at one argon2id run each"},
+	{Prefix: "mail/",
+		Says: "a mail that waits",
+		Risk: "it is sent again to the same address, and the token in it counts only as long as its ticket does"},
+	{Prefix: "mail-attempt/",
+		Says: "the attempts to send a mail",
+		Risk: "it is sent later, or again"},
+	{Prefix: "idempotency/key/", MAC: true,
+		Says: "which credential a repeated request is answered with: id, name and times, no value",
+		Risk: "the request makes another credential, as a new one may"},
+	{Prefix: "idempotency/request/", MAC: true,
+		Says: "which request made a credential",
+		Risk: "the request makes another credential, as a new one may"},
+	{Prefix: "idempotency/due/",
+		Says: "when the row of a repeated request ends",
+		Risk: "the row stays, or ends earlier"},
+	{Prefix: "transit/due/",
+		Says: "when a named key is due to rotate",
+		Risk: "none: the key itself says whether it is due"},
+	{Prefix: "former-end/",
+		Says: "when a previous version ends",
+		Risk: "none: the row of the object says whether it is due"},
+	{Prefix: "credential-indexed/",
+		Says: "a mark of an earlier release",
+		Risk: "none: nothing reads it"},
+	{Prefix: "maintenance",
+		Says: "that the store is not to be served",
+		Risk: "none: a server finds that deciding rows are missing"},
+	{Prefix: "format",
+		Says: "which releases may open the store",
+		Risk: "a release that does not know the format opens it, and verifies what it reads"},
 }
 
 // bySegment holds the families by the first segment of their prefix, the longest prefix first.
@@ -174,6 +234,12 @@ func FamilyOf(key []byte) (Family, bool) {
 func (f Family) has(key []byte) bool {
 	n := len(f.Prefix)
 	return len(key) >= n && string(key[:n]) == f.Prefix && (f.Prefix[n-1] == '/' || len(key) == n)
+}
+
+// HasMAC reports whether the row of a key begins with the keyring's MAC. Among the rows of a
+// tenant's keys only the public one does: the others are encrypted.
+func (f Family) HasMAC(key []byte) bool {
+	return f.MAC || f.Prefix == "key/" && bytes.HasSuffix(key, []byte("/public"))
 }
 
 // GroupOf returns the common prefix of the rows that a row of the family is decided on together

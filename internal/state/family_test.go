@@ -24,6 +24,8 @@ func TestFamilies(t *testing.T) {
 		switch {
 		case f.Prefix == "" || seen[f.Prefix]:
 			t.Errorf("the prefix %q is empty or stands twice", f.Prefix)
+		case f.Says == "" || f.Risk == "":
+			t.Errorf("%s lacks what its rows say, or what follows when one is put back", f.Prefix)
 		case !f.Deciding && (f.Own || f.Group != 0):
 			t.Errorf("%s decides nothing, so it is neither the deployment's own nor decided on in groups", f.Prefix)
 		case f.Group != 0 && f.Group < strings.Count(f.Prefix, "/"):

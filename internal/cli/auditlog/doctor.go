@@ -52,7 +52,7 @@ KMS key is needed. Nothing is changed.
 The exit status is 0 when all is well, 1 when rows are wrong, and 2 when it could
 not look: the log does not hold, or the store or the KMS does not answer.
 
---explain ROW says what a row decides, what is stored, what the state says, and
+--explain ROW says what a row is for, what is stored, what the state says, and
 what the log has about it. For an API key, a user or a session it counts the
 entries that it has made since the newest change, such as its revocation.
 
@@ -184,7 +184,13 @@ func (o *doctorOptions) acceptRows(cmd *cobra.Command, a verify.Options, row fun
 
 func printExplanation(out io.Writer, e *doctor.Explanation) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "row: %s\nfamily: %s\ndecides: %s\nstored: %s\nstate: %s\n", e.Row, e.Family, e.Decides, e.Stored, e.State)
+	fmt.Fprintf(&b, "row: %s\n", e.Row)
+	if e.Family == "" {
+		b.WriteString("family: none that this release knows\n")
+	} else {
+		fmt.Fprintf(&b, "family: %s\nsays: %s\nrisk: %s\n", e.Family, e.Says, e.Risk)
+	}
+	fmt.Fprintf(&b, "stored: %s\nstate: %s\n", e.Stored, e.State)
 	if e.Finding == nil {
 		b.WriteString("wrong: nothing was found\n")
 	} else {
