@@ -242,6 +242,19 @@ func TestAFlippedBitOfAnyDecidingRowIsFound(t *testing.T) {
 	if n < 40 {
 		t.Errorf("only %d rows", n)
 	}
+	for _, owner := range []string{"system", string(h.tenant)} { // the number of a version has few bits, and each leads elsewhere
+		key := "key/" + owner + "/current"
+		value := h.rows()[key]
+		for bit := range 8 * len(value) {
+			changed := bytes.Clone(value)
+			changed[bit/8] ^= 1 << (bit % 8)
+			h.tamper(map[string][]byte{key: changed})
+			if of(h.examine(h.kms), key) == nil {
+				t.Errorf("%q is %x, and is not named", key, changed)
+			}
+		}
+		h.tamper(map[string][]byte{key: value})
+	}
 	if x := h.examine(h.kms); len(x.Findings) > 0 {
 		t.Errorf("at the end: %s", x.Findings[0].Row())
 	}

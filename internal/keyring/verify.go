@@ -168,9 +168,11 @@ func (v *Verifier) set(ctx context.Context, owner authz.TenantID) error {
 		}
 	}
 	delete(rows, string(currentRow(owner)))
-	if limit := uint32(len(rows)); current > limit {
-		v.report(currentRow(owner), fmt.Sprintf("the row names version %d, and there are %d rows of keys", current, limit))
-		current = limit
+	prefix := string(setPrefix(owner, current))
+	some := slices.ContainsFunc(slices.Collect(maps.Keys(rows)), func(key string) bool { return strings.HasPrefix(key, prefix) })
+	if limit := uint32(len(rows)); ok && !some || current > limit { // each version has a row at least
+		v.report(currentRow(owner), fmt.Sprintf("the row names version %d, and there are not as many versions of the keys", current))
+		current = min(current, limit)
 	}
 	for version := uint32(1); version <= current; version++ {
 		plain, signing, err := v.open(ctx, owner, version, rows, v.report)
