@@ -381,12 +381,17 @@ func TestVerifyingAServerHoldsItToItsCheckpoint(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "older")
 	a.end()
 	copyData(t, dir, a.dir)
+	out = mustRun(t, "audit", "verify", "--data-dir", dir)
+	var head uint64
+	if _, err := fmt.Sscanf(out[strings.Index(out, "head: "):], "head: %d", &head); err != nil {
+		t.Fatal(err)
+	}
 	again := start(t, a.dir)
 	status, _ := again.call("GET", "/api/v2/vault/list", "")
 	if status != http.StatusOK {
 		t.Fatal(status)
 	}
-	newest := logtest.WriteText(t, filepath.Join(t.TempDir(), "newest"), mustRun(t, "audit", "checkpoint", "--url", again.BaseURL, "--api-key", again.APIKey))
+	newest := logtest.WriteText(t, filepath.Join(t.TempDir(), "newest"), again.checkpointAfter(head))
 	again.end()
 	if out := mustRun(t, "audit", "verify", "--data-dir", a.dir, "--since", newest); !strings.Contains(out, "since: the log holds all") {
 		t.Error(out)
@@ -402,6 +407,28 @@ func TestVerifyingAServerHoldsItToItsCheckpoint(t *testing.T) {
 	}
 	if _, err := run(t, "audit", "verify", "--url", forked.BaseURL, "--api-key", forked.APIKey, "--since", later); err != nil {
 		t.Error("what both know:", err)
+	}
+}
+
+// checkpointAfter returns the first checkpoint that covers an entry after the one with a sequence. A
+// server signs its checkpoints up to a second after the entries.
+func (r *running) checkpointAfter(sequence uint64) string {
+	r.t.Helper()
+	patience := time.After(time.Minute)
+	for {
+		signed := mustRun(r.t, "audit", "checkpoint", "--url", r.BaseURL, "--api-key", r.APIKey)
+		c, err := audit.PeekCheckpoint([]byte(signed))
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		if c.Sequence > sequence {
+			return signed
+		}
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-patience:
+			r.t.Fatalf("no checkpoint covers an entry after %d", sequence)
+		}
 	}
 }
 
