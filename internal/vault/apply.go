@@ -74,12 +74,14 @@ func (row *ownerRow) owned(c Credential) *Owned {
 }
 
 // Owned returns what the vault holds for the object with that UID in p's tenant, or nil when it
-// holds nothing. It shows no value and leaves no entry. Errors: fault.Forbidden, fault.Unavailable.
-func (v *Vault) Owned(ctx context.Context, p authz.Principal, uid string) (*Owned, error) {
+// holds nothing. It shows no value and leaves no entry, unless somebody changed the rows. Errors:
+// fault.Forbidden, fault.Unavailable.
+func (v *Vault) Owned(ctx context.Context, p authz.Principal, uid string) (o *Owned, err error) {
+	defer func() { err = v.recordChanged(ctx, p, authz.ListCredentials, err) }()
 	if err := v.guard.Authorize(ctx, p, authz.ListCredentials); err != nil {
 		return nil, err
 	}
-	o, _, err := v.findOwned(ctx, p.Tenant, uid)
+	o, _, err = v.findOwned(ctx, p.Tenant, uid)
 	return o, err
 }
 
@@ -92,7 +94,8 @@ func (v *Vault) Holds(p authz.Principal, uid string, o *Owned, values map[string
 // expect is the version that the caller saw last, 0 for none. When the vault holds another version
 // by now, the error is fault.Conflict and nothing changes. Apply seals a deleted credential again
 // under its id. Other errors: fault.Forbidden, fault.Invalid, fault.Unavailable.
-func (v *Vault) Apply(ctx context.Context, p authz.Principal, uid string, expect uint64, d Desired) (*Owned, error) {
+func (v *Vault) Apply(ctx context.Context, p authz.Principal, uid string, expect uint64, d Desired) (o *Owned, err error) {
+	defer func() { err = v.recordChanged(ctx, p, authz.SealCredential, err) }()
 	if err := v.guard.Authorize(ctx, p, authz.SealCredential); err != nil {
 		return nil, err
 	}
@@ -117,7 +120,8 @@ func (v *Vault) Apply(ctx context.Context, p authz.Principal, uid string, expect
 func (v *Vault) Generate(
 	ctx context.Context, p authz.Principal, uid string, expect uint64, d Desired,
 	produce func(current map[string]secret.Bytes) (map[string]secret.Bytes, error),
-) (*Owned, error) {
+) (o *Owned, err error) {
+	defer func() { err = v.recordChanged(ctx, p, authz.SealCredential, err) }()
 	keys, err := v.ready(ctx, p, authz.SealCredential)
 	if err != nil {
 		return nil, err
@@ -226,7 +230,8 @@ var (
 // with a full TTL. It also stores the trigger and keeps the previous version as it is. The error is
 // fault.NotFound when the credential is missing or damaged; [Vault.Apply] repairs that. Other
 // errors: those of Apply.
-func (v *Vault) Reencrypt(ctx context.Context, p authz.Principal, uid string, expect uint64, trigger string) (*Owned, error) {
+func (v *Vault) Reencrypt(ctx context.Context, p authz.Principal, uid string, expect uint64, trigger string) (o *Owned, err error) {
+	defer func() { err = v.recordChanged(ctx, p, authz.RotateCredential, err) }()
 	keys, err := v.ready(ctx, p, authz.RotateCredential)
 	if err != nil {
 		return nil, err
@@ -254,9 +259,10 @@ func (v *Vault) Reencrypt(ctx context.Context, p authz.Principal, uid string, ex
 // read is recorded. The caller zeroes them. Errors: fault.Conflict when that version is not the
 // current one; fault.NotFound when the credential is missing or damaged; fault.Forbidden, also when
 // the credential has expired; fault.Unavailable.
-func (v *Vault) UnsealOwned(ctx context.Context, p authz.Principal, uid string, version uint64) (map[string]secret.Bytes, error) {
+func (v *Vault) UnsealOwned(ctx context.Context, p authz.Principal, uid string, version uint64) (values map[string]secret.Bytes, err error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
+	defer func() { err = v.recordChanged(ctx, p, authz.UnsealCredential, err) }() // before cancel
 	keys, err := v.ready(ctx, p, authz.UnsealCredential)
 	if err != nil {
 		return nil, err
@@ -265,7 +271,7 @@ func (v *Vault) UnsealOwned(ctx context.Context, p authz.Principal, uid string, 
 	if err != nil {
 		return nil, err
 	}
-	values, err := v.openOwned(ctx, p, keys, r, audit.CredentialUnsealed)
+	values, err = v.openOwned(ctx, p, keys, r, audit.CredentialUnsealed)
 	if err != nil {
 		return nil, err
 	}
@@ -421,11 +427,12 @@ func (v *Vault) commitOwned(ctx context.Context, c ownedChange) (*Owned, error) 
 // Release ends the ownership of an object that is being deleted. With deleteEntry it also deletes
 // the credential. Otherwise the credential stays and can be changed over REST from then on. The
 // previous version ends in both cases. Releasing an object that owns nothing is not an error.
-func (v *Vault) Release(ctx context.Context, p authz.Principal, uid string, deleteEntry bool) error {
+func (v *Vault) Release(ctx context.Context, p authz.Principal, uid string, deleteEntry bool) (err error) {
+	defer func() { err = v.recordChanged(ctx, p, authz.DeleteCredential, err) }()
 	if err := v.guard.Authorize(ctx, p, authz.DeleteCredential); err != nil {
 		return err
 	}
-	err := v.store.Update(ctx, func(tx store.Tx) error {
+	err = v.store.Update(ctx, func(tx store.Tx) error {
 		row, err := v.records.owners.get(tx, p.Tenant, uid)
 		if err != nil || row == nil {
 			return err

@@ -255,6 +255,14 @@ func (f *fixture) last(p authz.Principal) audit.Entry {
 	return entries[0]
 }
 
+// history returns the newest entries of p's tenant, read from the store itself.
+func (f *fixture) history(p authz.Principal) []audit.Entry {
+	f.t.Helper()
+	entries, _, err := reader.New(f.log, guard.New(f.log)).Query(f.t.Context(), p, reader.Query{Limit: 100})
+	must(f.t, err)
+	return entries
+}
+
 // rows returns the raw rows under the prefix.
 func (f *fixture) rows(prefix string) (keys, values [][]byte) {
 	f.t.Helper()

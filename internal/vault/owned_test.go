@@ -13,6 +13,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
@@ -265,6 +266,81 @@ func TestAnObjectReachesOnlyItsTenant(t *testing.T) {
 	must(t, f.vault.Release(t.Context(), foreign, uid, true))
 	if keys, _ := f.rows("credential/"); len(keys) != 1 {
 		t.Fatal("released by another tenant")
+	}
+}
+
+// An operator retries an object whose rows somebody has changed, until they are mended. Each of its
+// operations says so in the log, once an hour.
+func TestChangedRowsOfAnObjectAreRecordedOnceAnHour(t *testing.T) {
+	both, all := "owned/ credential/", "owned/ credential/ credential-version/ key/"
+	for name, op := range map[string]struct {
+		event audit.EventType
+		reads string // families whose rows it needs
+		do    func(f *fixture) error
+	}{
+		"Owned": {audit.CredentialListed, both, func(f *fixture) error {
+			o, err := f.vault.Owned(f.t.Context(), f.operator(), uid)
+			if o != nil && err != nil {
+				f.t.Error("a state beside an error")
+			}
+			return err
+		}},
+		"Apply": {audit.CredentialSealed, all + " former/", func(f *fixture) error {
+			_, err := f.vault.Apply(f.t.Context(), f.operator(), uid, 2, f.desired(map[string]string{"p": "3"}, "b"))
+			return err
+		}},
+		"Generate": {audit.CredentialSealed, all + " former/", func(f *fixture) error {
+			_, err := f.vault.Generate(f.t.Context(), f.operator(), uid, 2, f.desired(nil, "b"), f.makes(map[string]string{"p": "3"}))
+			return err
+		}},
+		"Reencrypt": {audit.CredentialReencrypted, all, func(f *fixture) error {
+			_, err := f.vault.Reencrypt(f.t.Context(), f.operator(), uid, 2, "now")
+			return err
+		}},
+		"UnsealOwned": {audit.CredentialUnsealed, both + " key/", func(f *fixture) error {
+			values, err := f.vault.UnsealOwned(f.t.Context(), f.operator(), uid, 2)
+			if values != nil && err != nil {
+				f.t.Error("values beside an error")
+			}
+			return err
+		}},
+		"Release": {audit.CredentialDeleted, "owned/ credential/ credential-version/ former/", func(f *fixture) error {
+			return f.vault.Release(f.t.Context(), f.operator(), uid, true)
+		}},
+	} {
+		for _, family := range strings.Fields(op.reads) {
+			t.Run(name+" "+family, func(t *testing.T) {
+				f := newFixture(t, 0)
+				f.rotated()
+				keys, values := f.rows(family + string(f.a.Tenant) + "/")
+				f.tamper(func(tx store.Tx) error {
+					return tx.Put(keys[0], append(values[0], 0))
+				})
+				integrity := func() (n int) {
+					for _, e := range f.history(f.a) {
+						if e.Attributes[audit.AttributeReason] == reasonIntegrity {
+							n++
+							if e.EventType != op.event || e.Outcome != audit.Failure || e.Actor.ID != uid {
+								t.Errorf("%+v", e)
+							}
+						}
+					}
+					return n
+				}
+				for hour := range 2 {
+					for range 3 {
+						if err := op.do(f); !state.IsRefused(err) {
+							t.Fatal(err)
+						}
+						if n := integrity(); n != hour+1 {
+							t.Fatalf("%d entries in hour %d", n, hour+1)
+						}
+						f.advance(time.Minute)
+					}
+					f.advance(time.Hour)
+				}
+			})
+		}
 	}
 }
 

@@ -22,6 +22,7 @@
 package vault
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -125,6 +126,16 @@ func (v *Vault) refuseChanged(ctx context.Context, e audit.Event, err error) err
 	}
 	e.Outcome, e.Attributes = audit.Failure, map[string]string{audit.AttributeReason: reasonIntegrity}
 	return v.recordAccess(ctx, e)
+}
+
+// recordChanged records that an operation on an object's credential met rows that somebody else
+// changed, and returns err. It records an object and action once an hour, because the operator
+// retries until the rows are mended. It does nothing for any other err.
+func (v *Vault) recordChanged(ctx context.Context, p authz.Principal, a authz.Action, err error) error {
+	if !state.IsRefused(err) {
+		return err
+	}
+	return cmp.Or(v.guard.RecordAttemptOncePerHour(ctx, p, a, audit.Failure, reasonIntegrity), err)
 }
 
 // versionEvent returns the entry of a new version.

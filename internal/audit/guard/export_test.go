@@ -4,11 +4,11 @@ import "time"
 
 const MaxStrangers = maxStrangers
 
-type MinuteLimit = minuteLimit
+type Limit = limit
 
-// NewMinuteLimit returns a limit of so many sources in a group, or of any number for 0.
-func NewMinuteLimit(most int) *MinuteLimit { return &minuteLimit{most: most} }
+// NewMinuteLimit returns a limit of so many sources in a group and minute, or of any number for 0.
+func NewMinuteLimit(most int) *Limit { return &limit{period: time.Minute, most: most} }
 
-func (r *minuteLimit) First(group, source string, now time.Time) bool {
+func (r *limit) First(group, source string, now time.Time) bool {
 	return r.first(group, source, now)
 }

@@ -29,14 +29,21 @@ import (
 type Guard struct {
 	log *writer.Log
 
-	strangers minuteLimit // refusals of callers without a principal
-	known     minuteLimit // refusals of principals
-	events    minuteLimit // events that are recorded once a minute at most
+	strangers limit // refusals of callers without a principal
+	known     limit // refusals of principals
+	retried   limit // refusals of principals that retry by themselves
+	events    limit // events that are recorded once a minute at most
 }
 
 // New returns a guard for the log.
 func New(l *writer.Log) *Guard {
-	return &Guard{log: l, strangers: minuteLimit{most: maxStrangers}}
+	return &Guard{
+		log:       l,
+		strangers: limit{period: time.Minute, most: maxStrangers},
+		known:     limit{period: time.Minute},
+		retried:   limit{period: time.Hour},
+		events:    limit{period: time.Minute},
+	}
 }
 
 // Ready returns nil when an entry could be written now. Error: fault.Unavailable.
@@ -115,13 +122,23 @@ func (g *Guard) RecordAttempt(ctx context.Context, p authz.Principal, a authz.Ac
 // RecordAttemptOncePerMinute calls [Guard.RecordAttempt] at most once a minute for each principal,
 // action and reason.
 func (g *Guard) RecordAttemptOncePerMinute(ctx context.Context, p authz.Principal, a authz.Action, o audit.Outcome, reason string) error {
+	return g.recordAttemptWithin(ctx, &g.known, p, a, o, reason)
+}
+
+// RecordAttemptOncePerHour calls [Guard.RecordAttempt] at most once an hour for each principal,
+// action and reason. It is for a principal that retries by itself until somebody removes the cause.
+func (g *Guard) RecordAttemptOncePerHour(ctx context.Context, p authz.Principal, a authz.Action, o audit.Outcome, reason string) error {
+	return g.recordAttemptWithin(ctx, &g.retried, p, a, o, reason)
+}
+
+func (g *Guard) recordAttemptWithin(ctx context.Context, l *limit, p authz.Principal, a authz.Action, o audit.Outcome, reason string) error {
 	group := "attempt/" + string(p.Tenant) + "/" + string(a) + "/" + reason
-	if !g.known.first(group, p.ID, g.log.Now()) {
+	if !l.first(group, p.ID, g.log.Now()) {
 		return nil
 	}
 	err := g.RecordAttempt(ctx, p, a, o, reason)
 	if err != nil {
-		g.known.forget(group, p.ID)
+		l.forget(group, p.ID)
 	}
 	return err
 }
@@ -185,25 +202,26 @@ func (g *Guard) AcceptRollback(ctx context.Context, p authz.Principal, reason st
 // minute.
 const maxStrangers = 64
 
-// minuteLimit selects the events to record. In each group it selects the first event of each source
-// in a minute, up to a maximum number of sources. For strangers, the maximum keeps a caller with
-// many addresses from filling the log. The groups keep a caller who is refused in one way from
-// hiding attempts of another kind. The request metric counts every refusal.
-type minuteLimit struct {
-	most int // maximum number of sources in a group; 0: no maximum
+// limit selects the events to record. In each group it selects the first event of each source in a
+// period, up to a maximum number of sources. For strangers, the maximum keeps a caller with many
+// addresses from filling the log. The groups keep a caller who is refused in one way from hiding
+// attempts of another kind. The request metric counts every refusal.
+type limit struct {
+	period time.Duration
+	most   int // maximum number of sources in a group; 0: no maximum
 
 	mu       sync.Mutex
-	minute   time.Time
-	recorded map[string]map[string]bool // sources recorded in this minute, by group
+	begun    time.Time                  // start of this period
+	recorded map[string]map[string]bool // sources recorded in this period, by group
 }
 
-// first reports whether the event is the first one of its source in this minute and within the
+// first reports whether the event is the first one of its source in this period and within the
 // maximum. If so, it counts the source as recorded.
-func (r *minuteLimit) first(group, source string, now time.Time) bool {
+func (r *limit) first(group, source string, now time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if minute := now.Truncate(time.Minute); !minute.Equal(r.minute) {
-		r.minute, r.recorded = minute, make(map[string]map[string]bool)
+	if begun := now.Truncate(r.period); !begun.Equal(r.begun) {
+		r.begun, r.recorded = begun, make(map[string]map[string]bool)
 	}
 	sources := r.recorded[group]
 	if sources[source] || r.most > 0 && len(sources) == r.most {
@@ -218,7 +236,7 @@ func (r *minuteLimit) first(group, source string, now time.Time) bool {
 }
 
 // forget lets the next event of the source be recorded, because this one could not be written.
-func (r *minuteLimit) forget(group, source string) {
+func (r *limit) forget(group, source string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.recorded[group], source)

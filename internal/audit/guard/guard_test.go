@@ -102,23 +102,34 @@ func TestWhatIsRepeatedIsRecordedOnceAMinuteAndNeverNot(t *testing.T) {
 	record(t.Context(), event, 1)
 }
 
-func TestAnAttemptThatCouldNotBeRecordedIsTheNextTime(t *testing.T) {
-	f := audittest.NewFixture(t)
-	attempt := func(ctx context.Context, want uint64) {
-		t.Helper()
-		before, _ := f.Progress()
-		if err := f.Log.Guard.RecordAttemptOncePerMinute(ctx, audittest.Principal(audittest.TenantA), authz.ListCredentials, audit.Denied, string(authz.MissingScope)); (err == nil) != (ctx.Err() == nil) {
-			t.Error(err)
+func TestAnAttemptIsRecordedOnceAPeriodAndNeverNot(t *testing.T) {
+	for period, record := range map[time.Duration]func(*guard.Guard, context.Context, authz.Principal, authz.Action, audit.Outcome, string) error{
+		time.Minute: (*guard.Guard).RecordAttemptOncePerMinute, time.Hour: (*guard.Guard).RecordAttemptOncePerHour,
+	} {
+		f := audittest.NewFixture(t)
+		f.Advance(period - time.Duration(f.Now().UnixNano())%period) // to the beginning of a period
+		attempt := func(ctx context.Context, id string, want uint64) {
+			t.Helper()
+			p := audittest.Principal(audittest.TenantA)
+			p.ID = id
+			before, _ := f.Progress()
+			if err := record(f.Log.Guard, ctx, p, authz.ListCredentials, audit.Denied, string(authz.MissingScope)); (err == nil) != (ctx.Err() == nil) {
+				t.Error(err)
+			}
+			if after, _ := f.Progress(); after-before != want {
+				t.Errorf("%s: %d entries, want %d", period, after-before, want)
+			}
 		}
-		if after, _ := f.Progress(); after-before != want {
-			t.Errorf("%d entries, want %d", after-before, want)
-		}
+		ended, end := context.WithCancel(t.Context())
+		end()
+		attempt(ended, "a", 0)
+		attempt(t.Context(), "a", 1) // the attempt before it could not be recorded
+		attempt(t.Context(), "b", 1)
+		f.Advance(period - 1)
+		attempt(t.Context(), "a", 0)
+		f.Advance(1)
+		attempt(t.Context(), "a", 1)
 	}
-	ended, end := context.WithCancel(t.Context())
-	end()
-	attempt(ended, 0)
-	attempt(t.Context(), 1)
-	attempt(t.Context(), 0)
 }
 
 // The log checks the permission itself, so a caller that goes around the guard gains nothing.
