@@ -121,7 +121,7 @@ func openDeployment(ctx context.Context, p deploymentOptions) (_ *deployment, er
 	if err != nil {
 		return nil, err
 	}
-	if err := rows.Open(ctx, database, log, d.reader); err != nil {
+	if err := rows.Open(ctx, database, log, d.reader, d.keys.OpenRow); err != nil {
 		return nil, err
 	}
 	if !made {

@@ -198,11 +198,11 @@ func (e Event) MakesCurrent() bool {
 // a SHA-256. The last entry of each commit that changes such a row has it.
 const AttributeState = "state"
 
-// AttributeEarlierReplays is [NotExcluded] in the entry that binds the rows of an earlier release's
-// store: rows that were put back before it are taken as they are.
+// Attributes of the entry that binds the rows of an earlier release's store.
 const (
-	AttributeEarlierReplays = "earlier_replays"
+	AttributeEarlierReplays = "earlier_replays" // NotExcluded: rows that were put back before are taken as they are
 	NotExcluded             = "not_excluded"
+	AttributeWrongMACs      = "wrong_macs" // number of rows whose MAC was wrong
 )
 
 // Attributes that internal/compliance reads. Times are RFC 3339 in UTC.

@@ -3,6 +3,8 @@ package state
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -62,15 +64,34 @@ func scanDeciding(r store.Reader, from []byte, visit func(f Family, key, value [
 // that this release or a later one made; [State.Build] brings an earlier store there.
 func (s *State) Complete() bool { return s.enforced() }
 
-// Build adds the rows of an earlier release's store to the state, while the store is used, and ends
-// with one commit that record is part of: from there on rows are held against the state. st is the
-// store without its guard. The work is kept, so a build that was interrupted goes on. Errors: those
-// of the store and of record.
-func (s *State) Build(ctx context.Context, st store.Store, record func(tx store.Tx) error) error {
+// Damaged is the reason of a row whose MAC is wrong before the state has it.
+const Damaged Reason = "damaged"
+
+// wrongKey is the key of the row that counts the rows with a wrong MAC while a state is being built.
+var wrongKey = []byte("state/building-wrong")
+
+// Binding is what [State.Build] needs of its caller.
+type Binding struct {
+	// Verify returns an error for a row whose MAC is wrong. It is called for rows that have one.
+	Verify func(key, value []byte) error
+	// Report is called for each of these rows, at least once.
+	Report func(*RowError)
+	// Record is part of the last commit, with the number of these rows.
+	Record func(tx store.Tx, wrong uint64) error
+}
+
+// Build adds the rows of an earlier release's store to the state, while the store is used: from the
+// last commit on, rows are held against the state. A row whose MAC is wrong is added as it is, so
+// that it stops nothing: whoever reads it refuses it, as before. st is the store without its guard.
+// The work is kept, so a build that was interrupted goes on. Errors: those of the store and of
+// b.Record.
+func (s *State) Build(ctx context.Context, st store.Store, b Binding) error {
 	h := s.hasher.Load()
 	for !s.Complete() {
 		done := false // by another replica
+		var wrong []*RowError
 		err := st.Update(ctx, func(tx store.Tx) error {
+			wrong = nil
 			t := &tellingTx{reader: reader{raw: tx, state: s, free: true}, Tx: tx}
 			cursor, err := tx.Get(cursorKey)
 			if err != nil {
@@ -100,8 +121,15 @@ func (s *State) Build(ctx context.Context, st store.Store, record func(tx store.
 				}
 				n++
 				tx.Enqueue(Change{record: h.record(f, key, value)})
+				if f.HasMAC(key) && b.Verify(key, value) != nil {
+					wrong = append(wrong, newRowError(f, key, Damaged))
+				}
 				return true
 			})
+			if err != nil {
+				return err
+			}
+			total, err := countWrong(tx, len(wrong))
 			if err != nil {
 				return err
 			}
@@ -109,11 +137,14 @@ func (s *State) Build(ctx context.Context, st store.Store, record func(tx store.
 				return tx.Put(cursorKey, next)
 			}
 			tx.Enqueue(Change{build: true, complete: true})
-			if err := tx.Delete(cursorKey); err != nil {
+			if err := errors.Join(tx.Delete(cursorKey), tx.Delete(wrongKey)); err != nil {
 				return err
 			}
-			return record(t)
+			return b.Record(t, total)
 		})
+		for _, e := range wrong { // also when it is not known whether the commit succeeded
+			b.Report(e)
+		}
 		if err == nil && done {
 			err = s.refresh(ctx, st)
 		}
@@ -122,6 +153,22 @@ func (s *State) Build(ctx context.Context, st store.Store, record func(tx store.
 		}
 	}
 	return nil
+}
+
+// countWrong adds to the number of rows with a wrong MAC, and returns it.
+func countWrong(tx store.Tx, more int) (uint64, error) {
+	row, err := tx.Get(wrongKey)
+	if err != nil {
+		return 0, err
+	}
+	n := uint64(more)
+	if len(row) == 8 { // nothing but the count in an entry depends on it
+		n += binary.BigEndian.Uint64(row)
+	}
+	if more == 0 {
+		return n, nil
+	}
+	return n, tx.Put(wrongKey, binary.BigEndian.AppendUint64(nil, n))
 }
 
 // clearBuild deletes rows of a build that was given up, and reports whether none is left.

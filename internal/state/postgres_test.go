@@ -233,7 +233,7 @@ func TestOneReplicaBuildsForAll(t *testing.T) {
 		}
 	}
 	for _, r := range []*replica{a, b} {
-		if err := r.state.Build(t.Context(), r.raw, record(r)); err != nil || !r.state.Complete() {
+		if err := r.state.Build(t.Context(), r.raw, binding(record(r))); err != nil || !r.state.Complete() {
 			t.Fatal(err, r.state.Complete())
 		}
 	}

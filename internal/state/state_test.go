@@ -431,7 +431,7 @@ func TestAnEarlierStoreIsBuilt(t *testing.T) {
 	f.must(f.update(audit.APIKeyCreated, map[string][]byte{"user/email/0": []byte("y")}))
 	// A build that is interrupted goes on, and what is recorded meanwhile is no state yet.
 	interrupted := errors.New("interrupted")
-	if err := f.state.Build(t.Context(), f.raw, func(store.Tx) error { return interrupted }); !errors.Is(err, interrupted) {
+	if err := f.state.Build(t.Context(), f.raw, binding(func(store.Tx) error { return interrupted })); !errors.Is(err, interrupted) {
 		t.Fatal(err)
 	}
 	f.must(f.update(audit.APIKeyCreated, map[string][]byte{"user/email/0": []byte("w")}))
@@ -440,12 +440,12 @@ func TestAnEarlierStoreIsBuilt(t *testing.T) {
 		t.Error(e, err)
 	}
 	var building map[string][]byte
-	f.must(f.state.Build(t.Context(), f.raw, func(tx store.Tx) error {
+	f.must(f.state.Build(t.Context(), f.raw, binding(func(tx store.Tx) error {
 		building = map[string][]byte{}
 		f.must(tx.Scan(store.Prefix([]byte("state/")), func(key, value []byte) bool { building[string(key)] = value; return true }))
 		_, err := f.log.Append(tx, event(audit.APIKeyCreated))
 		return err
-	}))
+	})))
 	if !f.state.Complete() {
 		t.Fatal("not complete")
 	}

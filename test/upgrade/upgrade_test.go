@@ -33,6 +33,7 @@ import (
 type fixture struct {
 	dir   string
 	known Known
+	log   bytes.Buffer // of the servers that have ended
 }
 
 func unpack(t *testing.T) *fixture {
@@ -102,13 +103,13 @@ audit:
 	check(t, os.WriteFile(f.path("config.yaml"), []byte(config), 0o600), "writing the configuration")
 	ctx, cancel := context.WithCancel(t.Context())
 	stdout, line := io.Pipe()
-	var log bytes.Buffer
+	f.log.Reset()
 	done := make(chan error, 1)
 	go func() {
 		cmd := cli.Command()
 		cmd.SetArgs([]string{"server", "--config", f.path("config.yaml")})
 		cmd.SetOut(line)
-		cmd.SetErr(&log)
+		cmd.SetErr(&f.log)
 		err := cmd.ExecuteContext(ctx)
 		line.CloseWithError(errors.Join(err, io.EOF))
 		done <- err
@@ -125,7 +126,7 @@ audit:
 			t.Errorf("the server ended with %v", err)
 		}
 		if t.Failed() {
-			t.Logf("the log of the server:\n%s", log.Bytes())
+			t.Logf("the log of the server:\n%s", f.log.Bytes())
 		}
 	}
 	t.Cleanup(stop)
@@ -184,12 +185,9 @@ func TestTheRowsOfAnEarlierCommitAreBoundToTheLog(t *testing.T) {
 	url, stop := f.serve(t)
 	system := connect(t, url, client.WithAPIKey(f.known.SystemKey))
 	tenants := tenantsAt(t, f, url)
-	for bound := false; !bound; {
-		list, err := system.V2.QueryAuditLog(t.Context(), &v2.QueryAuditLogParams{From: new(f.known.MadeAt), EventType: new(v2.EventTypeSTATECOMMITTED)})
-		check(t, err, "reading the log")
-		if bound = len(list.Entries) > 0; bound && list.Entries[0].Attributes["earlier_replays"] != "not_excluded" {
-			t.Errorf("the entry does not say that earlier replays are not excluded: %v", list.Entries[0])
-		}
+	bound := f.waitUntilBound(t, system)
+	if bound.Attributes["earlier_replays"] != "not_excluded" || bound.Attributes["wrong_macs"] != "0" {
+		t.Errorf("the entry does not say that earlier replays are not excluded, and all MACs right: %v", bound)
 	}
 	f.unsealAll(t, tenants)
 	f.decryptAll(t, tenants)
@@ -215,6 +213,91 @@ func TestTheRowsOfAnEarlierCommitAreBoundToTheLog(t *testing.T) {
 	cmd.SetArgs([]string{"server", "--config", f.path("config.yaml")})
 	if err := cmd.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), "the rows of the state are not there") {
 		t.Errorf("a store without the rows of its state starts with %v", err)
+	}
+}
+
+// waitUntilBound returns the entry with which the rows are bound to the log.
+func (f *fixture) waitUntilBound(t *testing.T, system *client.Client) v2.AuditEntry {
+	t.Helper()
+	for {
+		list, err := system.V2.QueryAuditLog(t.Context(), &v2.QueryAuditLogParams{From: new(f.known.MadeAt), EventType: new(v2.EventTypeSTATECOMMITTED)})
+		check(t, err, "reading the log")
+		if len(list.Entries) > 0 {
+			return list.Entries[0]
+		}
+	}
+}
+
+// TestRowsThatWereDamagedBeforeTheUpgradeAreNamed changes rows under a MAC, also one of the deployment
+// itself, before this release binds them.
+func TestRowsThatWereDamagedBeforeTheUpgradeAreNamed(t *testing.T) {
+	f := unpack(t)
+	damaged := map[string]string{} // key by family
+	db, err := bolt.Open(f.path("data/latticekeep.db"), 0o600, nil)
+	check(t, err, "opening the database")
+	check(t, db.Update(func(tx *bolt.Tx) error {
+		rows := tx.Bucket([]byte("latticekeep/store/v1"))
+		for _, family := range []string{"transit/version/", "invitation/", "dev"} {
+			key, value := rows.Cursor().Seek([]byte(family))
+			if !bytes.HasPrefix(key, []byte(family)) {
+				t.Fatalf("the fixture has no row of %s", family)
+			}
+			value = bytes.Clone(value)
+			value[len(value)-1] ^= 1
+			damaged[family] = fmt.Sprintf("%q", key)
+			if err := rows.Put(bytes.Clone(key), value); err != nil {
+				return err
+			}
+		}
+		return nil
+	}), "damaging rows")
+	check(t, db.Close(), "closing the database")
+
+	url, stop := f.serve(t)
+	system := connect(t, url, client.WithAPIKey(f.known.SystemKey))
+	if bound := f.waitUntilBound(t, system); bound.Attributes["wrong_macs"] != fmt.Sprint(len(damaged)) {
+		t.Errorf("of %d damaged rows the entry has %q", len(damaged), bound.Attributes["wrong_macs"])
+	}
+	var metrics string
+	for metrics == "" || strings.Contains(metrics, "latticekeep_state_scanned_timestamp_seconds 0\n") { // the build is before the first scan
+		answer, err := http.Get(url + "/metrics")
+		check(t, err, "reading the metrics")
+		text, err := io.ReadAll(answer.Body)
+		check(t, errors.Join(err, answer.Body.Close()), "reading the metrics")
+		metrics = string(text)
+	}
+	f.decryptAll(t, tenantsAt(t, f, url)) // the others are served
+	stop()
+	for family, key := range damaged {
+		if sample := fmt.Sprintf("latticekeep_state_rows_refused_total{family=%q,reason=\"damaged\"} 1\n", family); !strings.Contains(metrics, sample) {
+			t.Errorf("the metrics lack %s", sample)
+		}
+		found := 0
+		for text := range strings.Lines(f.log.String()) {
+			var line struct{ Level, Family, Row, Reason string }
+			if json.Unmarshal([]byte(text), &line) == nil && line.Level == "ERROR" && line.Row == key && line.Family == family && line.Reason == "damaged" {
+				found++
+			}
+		}
+		if found != 1 {
+			t.Errorf("the log names %s %d times", key, found)
+		}
+	}
+	var found bytes.Buffer
+	doctor := cli.Command()
+	doctor.SetArgs([]string{"doctor", "--data-dir", f.path("data"), "--kms-key-file", f.path("keys/kms-2.key")})
+	doctor.SetOut(&found)
+	doctor.SetErr(io.Discard)
+	if err := doctor.ExecuteContext(t.Context()); cli.ExitStatus(err) != 1 {
+		t.Errorf("doctor ends with %v", err)
+	}
+	if n := strings.Count(found.String(), "its MAC is wrong"); n != len(damaged) {
+		t.Errorf("doctor names %d of %d rows: %s", n, len(damaged), found.String())
+	}
+	for _, key := range damaged {
+		if !strings.Contains(found.String(), key) {
+			t.Errorf("doctor does not name %s", key)
+		}
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strconv"
 	"sync"
 	"time"
 
@@ -28,6 +29,7 @@ type Watcher struct {
 	State *state.State
 
 	database store.Database // without the guard of the state
+	openRow  func(key, row []byte) ([]byte, error)
 	log      *writer.Log
 	logger   *slog.Logger
 
@@ -45,7 +47,7 @@ func New(logger *slog.Logger) *Watcher {
 		logger: logger,
 		refused: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "latticekeep_state_rows_refused_total",
-			Help: "Reads of a stored row that is not the one that the log commits to, by family and reason: replaced, removed or added.",
+			Help: "Reads of a stored row that is not the one that the log commits to, by family and reason: replaced, removed or added. Also rows whose MAC was wrong when those of an earlier release were bound: damaged.",
 		}, []string{"family", "reason"}),
 		wrong: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "latticekeep_state_rows_wrong", Help: "Stored rows that the last scan found not to be those that the log commits to.",
@@ -65,12 +67,12 @@ func (w *Watcher) Collectors() []prometheus.Collector {
 }
 
 // Open gives the watcher what it works on, once the state has its key, and holds the rows of the
-// deployment itself against the state. database is the store without the guard of the state. Errors:
-// fault.Internal when the log had a state and the store has none: somebody has removed its rows, and
+// deployment itself against the state. database is the store without the guard of the state. openRow
+// returns the content of a row under a MAC, and an error when the MAC is wrong. Errors: fault.Internal when the log had a state and the store has none: somebody has removed its rows, and
 // may have put back others before. To know that of a store of an earlier release, Open reads the
 // whole log, and refuses a damaged one.
-func (w *Watcher) Open(ctx context.Context, database store.Database, log *writer.Log, rd *reader.Reader) error {
-	w.database, w.log = database, log
+func (w *Watcher) Open(ctx context.Context, database store.Database, log *writer.Log, rd *reader.Reader, openRow func(key, row []byte) ([]byte, error)) error {
+	w.database, w.log, w.openRow = database, log, openRow
 	if !w.State.Kept() {
 		before, err := rd.FindState(ctx)
 		if err == nil && before > 0 {
@@ -93,6 +95,15 @@ const mostLogged = 10000
 
 // report counts and logs a row that a read has refused.
 func (w *Watcher) report(e *state.RowError) {
+	w.reportAs(e, "a stored row is not the one that the audit log commits to: stop the server and run latticekeep doctor")
+}
+
+// reportDamaged counts and logs a row whose MAC was wrong when it was bound to the log.
+func (w *Watcher) reportDamaged(e *state.RowError) {
+	w.reportAs(e, "a stored row was damaged before it was bound to the audit log, and is refused: stop the server and run latticekeep doctor")
+}
+
+func (w *Watcher) reportAs(e *state.RowError, message string) {
 	w.refused.WithLabelValues(e.Family, string(e.Reason)).Inc()
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -105,8 +116,7 @@ func (w *Watcher) report(e *state.RowError) {
 		clear(w.logged)
 	}
 	w.logged[name] = now
-	w.logger.Error("a stored row is not the one that the audit log commits to: stop the server and run latticekeep doctor",
-		"family", e.Family, "row", fmt.Sprintf("%q", e.Key), "reason", e.Reason)
+	w.logger.Error(message, "family", e.Family, "row", fmt.Sprintf("%q", e.Key), "reason", e.Reason)
 }
 
 // retryBuild is the pause after which a state that could not be built is tried again.
@@ -126,7 +136,7 @@ func (w *Watcher) build(ctx context.Context) {
 	for !w.State.Complete() {
 		ready, err := w.database.ReplicasRead(ctx, format.State)
 		if err == nil && ready {
-			err = w.State.Build(ctx, w.database, w.commit)
+			err = w.State.Build(ctx, w.database, state.Binding{Verify: w.verify, Report: w.reportDamaged, Record: w.commit})
 		}
 		switch {
 		case ctx.Err() != nil:
@@ -145,12 +155,17 @@ func (w *Watcher) build(ctx context.Context) {
 	}
 }
 
+func (w *Watcher) verify(key, row []byte) error {
+	_, err := w.openRow(key, row)
+	return err
+}
+
 // commit is the end of a build.
-func (w *Watcher) commit(tx store.Tx) error {
+func (w *Watcher) commit(tx store.Tx, wrong uint64) error {
 	_, err := w.log.Append(tx, audit.Event{
 		Type: audit.StateCommitted, Outcome: audit.Success, Principal: authz.SystemPrincipal(authz.SystemTenant),
 		Resource:   audit.Resource{Type: audit.ChainResource, ID: w.log.ChainID()},
-		Attributes: map[string]string{audit.AttributeEarlierReplays: audit.NotExcluded},
+		Attributes: map[string]string{audit.AttributeEarlierReplays: audit.NotExcluded, audit.AttributeWrongMACs: strconv.FormatUint(wrong, 10)},
 	})
 	return errors.Join(err, format.Raise(tx, format.State, format.State))
 }
