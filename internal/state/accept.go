@@ -24,7 +24,7 @@ func (s *State) Compare(key, value []byte) (reason Reason, known bool) {
 		return "", false
 	}
 	var refused *RowError
-	if errors.As(s.check(row{f, key, value}, s.known()), &refused) {
+	if errors.As(s.check(row{f, key, value}, s.known().number), &refused) {
 		reason = refused.Reason
 	}
 	return reason, true

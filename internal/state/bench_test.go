@@ -66,18 +66,18 @@ func BenchmarkScan(b *testing.B) {
 	b.ReportMetric(b.Elapsed().Seconds()/float64(b.N)*1e6/float64(rows), "s/million")
 }
 
-// A read of one row with and without the state.
+// A read of one row without and with the state, of many rows in turn and of a few again and again.
 func BenchmarkRead(b *testing.B) {
 	f, rows := filled(b)
-	for _, guarded := range []bool{false, true} {
-		var s store.Store = f.raw
-		if guarded {
-			s = f.store
-		}
-		b.Run(map[bool]string{false: "raw", true: "held"}[guarded], func(b *testing.B) {
+	for _, c := range []struct {
+		name  string
+		store store.Store
+		rows  int
+	}{{"raw", f.raw, rows}, {"held", f.store, rows}, {"raw-again", f.raw, 100}, {"held-again", f.store, 100}} {
+		b.Run(c.name, func(b *testing.B) {
 			for i := range b.N {
-				f.must(s.View(b.Context(), func(r store.Reader) error {
-					_, err := r.Get(fmt.Appendf(nil, "user/email/%032x", i%rows*7919))
+				f.must(c.store.View(b.Context(), func(r store.Reader) error {
+					_, err := r.Get(fmt.Appendf(nil, "user/email/%032x", i%c.rows*7919))
 					return err
 				}))
 			}

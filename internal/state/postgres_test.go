@@ -1,16 +1,20 @@
 package state_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"log/slog"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/writer"
+	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/dualsig"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/state"
@@ -114,6 +118,87 @@ func TestReplicasShareTheState(t *testing.T) {
 	must(c.raw.Update(t.Context(), func(tx store.Tx) error { return tx.Delete([]byte(row)) }))
 	if _, err := c.get(row); err != nil {
 		t.Error(err)
+	}
+}
+
+// A database is put back beneath its replicas, and the loss is accepted at one of them: the others
+// go on with the state of that database. A row of the lost branch is refused then, also when the
+// rows of the state and the head of the log are put back with it.
+func TestReplicasGoOnAfterAnAcceptedLoss(t *testing.T) {
+	all := newReplicas(t, 2)
+	a, b := all[0], all[1]
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	const row = "apikey/hash/1/aa"
+	rows := func() map[string][]byte {
+		found := make(map[string][]byte)
+		must(a.raw.View(t.Context(), func(r store.Reader) error {
+			return r.Scan(store.Range{From: []byte{0}, To: []byte{0xff}}, func(key, value []byte) bool {
+				found[string(key)] = bytes.Clone(value)
+				return true
+			})
+		}))
+		return found
+	}
+	restore := func(to map[string][]byte) {
+		now := rows()
+		must(a.raw.Update(t.Context(), func(tx store.Tx) error {
+			for key := range now {
+				if _, kept := to[key]; !kept {
+					must(tx.Delete([]byte(key)))
+				}
+			}
+			for key, value := range to {
+				must(tx.Put([]byte(key), value))
+			}
+			return nil
+		}))
+	}
+	must(a.update(audit.APIKeyCreated, map[string][]byte{row: []byte("kept")}))
+	backup := rows()
+	for n := range 3 {
+		must(all[n%2].update(audit.APIKeyCreated, map[string][]byte{row: fmt.Appendf(nil, "lost %d", n)}))
+	}
+	for _, r := range all {
+		if v, err := r.get(row); err != nil || string(v) != "lost 2" {
+			t.Fatal(string(v), err)
+		}
+	}
+	lost := rows()
+	follow := func(r *replica) {
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); writer.NewFollower(r.log).KeepFollowing(ctx, slog.New(slog.DiscardHandler)) }()
+		t.Cleanup(func() { cancel(); <-done })
+	}
+	follow(b)
+	restore(backup)
+	if _, err := b.get(row); fault.Of(err) != fault.Unavailable {
+		t.Fatal("a row of an older database is read:", err)
+	}
+	_, err := a.log.AcceptRollback(t.Context(), authz.Principal{Tenant: authz.SystemTenant, ID: "api_key:admin", Scopes: []authz.Scope{authz.SystemAdmin}}, "restored")
+	must(err)
+	for _, r := range all {
+		for {
+			v, err := r.get(row)
+			if err == nil && string(v) == "kept" {
+				break
+			}
+			if fault.Of(err) != fault.Unavailable || t.Context().Err() != nil {
+				t.Fatal(string(v), err)
+			}
+			runtime.Gosched()
+		}
+	}
+	restore(lost)
+	for i, r := range all {
+		if v, err := r.get(row); fault.Of(err) != fault.Unavailable {
+			t.Errorf("replica %d reads a lost row: %q, %v", i, v, err)
+		}
 	}
 }
 

@@ -51,7 +51,7 @@ func recordAt(b []byte) (r record) {
 
 // hasher computes ids, tags and the MAC of the head, with keys that are derived from the one that
 // hashes API keys.
-type hasher struct{ ids, tags, heads sync.Pool }
+type hasher struct{ ids, tags, heads *sync.Pool }
 
 // newHasher derives the keys. The root key is the deployment's hash key.
 func newHasher(root []byte) (*hasher, error) {
@@ -63,10 +63,10 @@ func newHasher(root []byte) (*hasher, error) {
 		}
 		keys[i] = key
 	}
-	pool := func(key []byte) sync.Pool {
-		return sync.Pool{New: func() any { return hmac.New(sha256.New, key) }}
+	pool := func(key []byte) *sync.Pool {
+		return &sync.Pool{New: func() any { return hmac.New(sha256.New, key) }}
 	}
-	return &hasher{pool(keys[0]), pool(keys[1]), pool(keys[2])}, nil //nolint:govet // the pools are new
+	return &hasher{ids: pool(keys[0]), tags: pool(keys[1]), heads: pool(keys[2])}, nil
 }
 
 // sum returns the MAC over a frame.
@@ -82,7 +82,7 @@ func sum(pool *sync.Pool, label string, fields ...[]byte) (out [sha256.Size]byte
 // group returns the first part of the ids of a group: that of the rows whose keys begin with a
 // prefix.
 func (h *hasher) group(family byte, prefix []byte) (g [groupSize]byte) {
-	s := sum(&h.ids, "latticekeep/state-group/v1", prefix)
+	s := sum(h.ids, "latticekeep/state-group/v1", prefix)
 	g[0] = family
 	copy(g[1:], s[:])
 	return g
@@ -96,7 +96,7 @@ func (h *hasher) id(f Family, key []byte) (i id) {
 	}
 	g := h.group(f.Number, prefix)
 	copy(i[:], g[:])
-	s := sum(&h.ids, "latticekeep/state-row/v1", key)
+	s := sum(h.ids, "latticekeep/state-row/v1", key)
 	copy(i[groupSize:], s[:])
 	return i
 }
@@ -106,7 +106,7 @@ func (h *hasher) tag(key, value []byte) (t tag) {
 	if value == nil {
 		return absent
 	}
-	s := sum(&h.tags, "latticekeep/state-value/v1", key, value)
+	s := sum(h.tags, "latticekeep/state-value/v1", key, value)
 	copy(t[:], s[:])
 	return t
 }

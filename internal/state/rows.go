@@ -137,7 +137,7 @@ func (h *hasher) encodeHead(d head) []byte {
 	b = append(b, d.commitment[:]...)
 	b = binary.BigEndian.AppendUint64(b, d.entry)
 	b = append(b, d.log.Encode()...)
-	mac := sum(&h.heads, "latticekeep/state-head/v1", b)
+	mac := sum(h.heads, "latticekeep/state-head/v1", b)
 	return append(b, mac[:]...)
 }
 
@@ -146,7 +146,7 @@ func (h *hasher) decodeHead(b []byte) (d head, err error) {
 		return d, fmt.Errorf("%w: %s is not of this format", errDamaged, HeadKey)
 	}
 	body := b[:headSize-sha256.Size]
-	if mac := sum(&h.heads, "latticekeep/state-head/v1", body); !hmac.Equal(mac[:], b[len(body):]) {
+	if mac := sum(h.heads, "latticekeep/state-head/v1", body); !hmac.Equal(mac[:], b[len(body):]) {
 		return d, fmt.Errorf("%w: this deployment did not write %s", errDamaged, HeadKey)
 	}
 	d.complete = b[1] == 1
@@ -158,98 +158,43 @@ func (h *hasher) decodeHead(b []byte) (d head, err error) {
 	return d, err
 }
 
-// readChanges passes the changes of a range of numbers, both included, to visit. It verifies that
-// each follows the one before and that the last has the commitment of the head.
-func readChanges(r store.Reader, from uint64, h head, visit func(number uint64, c change) error) error {
-	next := from
-	var last commitment
+// journalReader reads the journal, and verifies that each change follows the one before.
+type journalReader struct {
+	next     uint64     // number of the first change that was not read yet
+	previous commitment // of the change before it
+	begun    bool       // previous is known
+}
+
+// read passes the changes up to that of a head to visit, and verifies that the last has the head's
+// commitment. It stops after about limit bytes unless limit is 0, and reports whether there are
+// more. Error: errDamaged.
+func (j *journalReader) read(r store.Reader, h head, limit int, visit func(number uint64, c change)) (more bool, err error) {
+	size := 0
 	var bad error
-	err := r.Scan(store.Range{From: changeKey(from), To: changeKey(h.number + 1)}, func(key, row []byte) bool {
+	err = r.Scan(store.Range{From: changeKey(j.next), To: changeKey(h.number + 1)}, func(key, row []byte) bool {
+		if more = limit > 0 && size >= limit; more {
+			return false
+		}
 		var c change
 		switch c, bad = decodeChange(row); {
 		case bad != nil:
-		case !bytes.Equal(key, changeKey(next)):
-			bad = fmt.Errorf("%w: change %d is not there", errDamaged, next)
-		case next > from && c.previous != last:
-			bad = fmt.Errorf("%w: change %d does not follow the one before", errDamaged, next)
+		case !bytes.Equal(key, changeKey(j.next)):
+			bad = fmt.Errorf("%w: change %d is not there", errDamaged, j.next)
+		case j.begun && c.previous != j.previous:
+			bad = fmt.Errorf("%w: change %d does not follow the one before", errDamaged, j.next)
 		default:
-			last = commit(next, row)
-			bad = visit(next, c)
-			next++
+			visit(j.next, c)
+			j.previous, j.begun = commit(j.next, row), true
+			j.next++
+			size += len(row)
 		}
 		return bad == nil
 	})
-	if err != nil || bad != nil {
-		return errors.Join(err, bad)
+	if err != nil || bad != nil || more {
+		return more, errors.Join(err, bad)
 	}
-	if next != h.number+1 || last != h.commitment {
-		return fmt.Errorf("%w: change %d is not the one that %s names", errDamaged, next-1, HeadKey)
+	if j.next != h.number+1 || j.previous != h.commitment {
+		return false, fmt.Errorf("%w: change %d is not the one that %s names", errDamaged, j.next-1, HeadKey)
 	}
-	return nil
-}
-
-// load reads the table that a head names, and verifies it against the head.
-func load(r store.Reader, h head) (*table, error) {
-	t := newTable()
-	t.number, t.floor = h.number, h.number
-	if h.number == 0 {
-		return t, nil
-	}
-	type folded struct {
-		foldedRun
-		number uint64
-	}
-	named := make(map[id]folded)
-	var journal []struct {
-		number  uint64
-		records []record
-	}
-	err := readChanges(r, h.oldest, h, func(number uint64, c change) error {
-		for _, f := range c.folds {
-			for _, p := range f {
-				named[p.from] = folded{p, number}
-			}
-			t.debt -= foldEvery
-		}
-		t.debt = max(0, t.debt+len(c.records))
-		journal = append(journal, struct {
-			number  uint64
-			records []record
-		}{number, c.records})
-		return nil
-	})
-	if err != nil {
-		return nil, err
-	}
-	t.runs = nil
-	var bad error
-	err = r.Scan(runRows, func(key, row []byte) bool {
-		var from id
-		if copy(from[:], key[len(runs):]); len(key) != len(runs)+idSize {
-			bad = fmt.Errorf("%w: a row of state/run/ has a key of another length", errDamaged)
-			return false
-		}
-		is, ok := named[from]
-		if !ok || int(is.len)*recordSize != len(row) || sha256.Sum256(row) != is.digest {
-			bad = fmt.Errorf("%w: state/run/%x is not as the journal says", errDamaged, from)
-			return false
-		}
-		delete(named, from)
-		t.runs = append(t.runs, &run{from: from, records: row, folded: is.number})
-		return true
-	})
-	if err != nil || bad != nil {
-		return nil, errors.Join(err, bad)
-	}
-	if len(named) > 0 || len(t.runs) == 0 || t.runs[0].from != (id{}) {
-		return nil, fmt.Errorf("%w: a row of state/run/ is missing", errDamaged)
-	}
-	for _, c := range journal {
-		for _, rec := range c.records {
-			if run := t.runs[t.runOf(rec.id)]; run.folded < c.number {
-				run.set(rec)
-			}
-		}
-	}
-	return t, nil
+	return false, nil
 }

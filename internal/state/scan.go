@@ -41,7 +41,7 @@ func (s *State) Scan(ctx context.Context, st store.Store, share float64) (Scan, 
 		return result, nil
 	}
 	s.mu.Lock()
-	began, table := s.table.number, s.table
+	began, table := s.head, s.table
 	if s.watched++; s.table.changed == nil {
 		s.table.changed = make(map[id]struct{}) // from here on the table remembers what changes
 	}

@@ -87,9 +87,6 @@ func (s *Store) View(ctx context.Context, fn func(store.Reader) error) error {
 	return err
 }
 
-// errUnrecorded is a defect of the product.
-var errUnrecorded = errors.New("a deciding row was changed without an entry of the log")
-
 // Update implements [store.Store].
 func (s *Store) Update(ctx context.Context, fn func(store.Tx) error) error {
 	if !s.state.inUse() {
@@ -118,7 +115,7 @@ func (s *Store) Update(ctx context.Context, fn func(store.Tx) error) error {
 type reader struct {
 	raw     store.Reader
 	state   *State
-	floor   uint64
+	floor   head
 	free    bool     // the state is being built: nothing is held against it
 	writer  store.Tx // nil in a View
 	placed  bool
@@ -144,7 +141,7 @@ func (r *reader) check(w row) error {
 	}
 	number, err := r.at()
 	if err == nil {
-		err = r.state.check(w, number)
+		err = r.state.checkRead(w, number)
 	}
 	return r.note(err)
 }

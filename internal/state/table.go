@@ -2,6 +2,7 @@ package state
 
 import (
 	"cmp"
+	"crypto/sha256"
 	"slices"
 	"sort"
 	"time"
@@ -167,11 +168,10 @@ func (t *table) apply(changes []record, folds []fold, now time.Time) {
 			t.changed[c.id] = struct{}{}
 		}
 	}
-	t.debt += len(changes)
 	for _, f := range folds {
 		t.fold(f)
-		t.debt = max(0, t.debt-foldEvery)
 	}
+	t.owe(len(changes), len(folds))
 	old := 0
 	for old < len(t.past) && now.Sub(t.past[old].at) > pastFor {
 		t.floor = t.past[old].number
@@ -179,6 +179,9 @@ func (t *table) apply(changes []record, folds []fold, now time.Time) {
 	}
 	t.past = slices.Delete(t.past, 0, old)
 }
+
+// owe counts the changed rows that a fold is due for.
+func (t *table) owe(changed, folds int) { t.debt = max(0, t.debt+changed-foldEvery*folds) }
 
 // fold puts the pieces of a run in its place.
 func (t *table) fold(f fold) {
@@ -201,8 +204,8 @@ func (t *table) tagAt(i id, number uint64) (tag, bool) {
 	return found, number >= t.floor && number <= t.number
 }
 
-// countAt returns the number of rows whose ids begin with a prefix, as of an earlier change. It reports whether that is
-// still known.
+// countAt returns the number of rows whose ids begin with a prefix, as of an earlier change. It
+// reports whether that is still known.
 func (t *table) countAt(prefix []byte, number uint64) (int, bool) {
 	n, seen := t.count(prefix), make(map[id]bool)
 	for k := len(t.past) - 1; k >= 0 && t.past[k].number > number; k-- {
@@ -291,4 +294,26 @@ type piece struct {
 	from    id
 	records []byte
 	same    bool // the row of the run needs no rewrite
+}
+
+// refold makes a fold of another process again.
+func (t *table) refold(named []foldedRun) (fold, error) {
+	at := t.runOf(named[0].from)
+	if t.runs[at].from != named[0].from {
+		return nil, errDamaged
+	}
+	rest := t.runs[at].merged(nil)
+	var f fold
+	for _, p := range named {
+		n := int(p.len) * recordSize
+		if n > len(rest) || sha256.Sum256(rest[:n]) != p.digest {
+			return nil, errDamaged
+		}
+		f = append(f, piece{from: p.from, records: rest[:n:n]})
+		rest = rest[n:]
+	}
+	if len(rest) > 0 {
+		return nil, errDamaged
+	}
+	return f, nil
 }

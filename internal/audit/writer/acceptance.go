@@ -57,6 +57,9 @@ func (l *Log) AcceptRollback(ctx context.Context, p authz.Principal, reason stri
 	if was == nil || !errors.As(was.reason, &lost) {
 		return audit.Rollback{}, errNothingLost
 	}
+	if err := l.state.Reload(ctx, l.Chain.Store); err != nil { // it is that of the lost entries
+		return audit.Rollback{}, fmt.Errorf("accepting a rollback: %w", err)
+	}
 	a := &acceptance{lost: *lost}
 	p.Tenant = authz.SystemTenant // verification accepts this entry only from the system tenant
 	var receipt *audit.Receipt

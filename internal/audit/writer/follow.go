@@ -437,6 +437,9 @@ func (f *followLoop) checkStore(ctx context.Context) {
 		f.log.noteAcceptance(ctx) // the loss was accepted, or the lost entries were restored
 		f.retryAfter = time.Time{}
 	}
+	if g.epoch != f.log.stateEpoch.Load() && !g.lost && !f.halted {
+		f.log.readStateAnew(ctx, g.epoch)
+	}
 	if time.Now().Before(f.retryAfter) && g.followed == before.followed {
 		return
 	}

@@ -39,10 +39,11 @@ type Log struct {
 	Now     func() time.Time
 	batches atomic.Bool // see [SignBatches]
 
-	heads    heads
-	state    *state.State // nil: the log stands alone
-	Detector *Detector
-	spare    []byte // buffer for the rows of a commit, reused by the next commit
+	heads      heads
+	state      *state.State  // nil: the log stands alone
+	stateEpoch atomic.Uint64 // epoch of the log when the state was read
+	Detector   *Detector
+	spare      []byte // buffer for the rows of a commit, reused by the next commit
 
 	OnAcceptance func(ctx context.Context) // called after a rollback is accepted; nil: not set
 }
@@ -64,13 +65,22 @@ func (l *Log) Use(ctx context.Context, s store.Store, signer *dualsig.PrivateKey
 }
 
 // BindState gives the state that is bound to the log its key, the deployment's hash key, and reads
-// it. It must be called once, after Use and before the first event. Error: fault.Internal when the
+// it. It must be called after Use and before the first event, again after an error. Error: fault.Internal when the
 // state in the store is not that of the log.
 func (l *Log) BindState(ctx context.Context, key []byte) error {
 	if l.state == nil {
 		return nil
 	}
+	l.stateEpoch.Store(l.Detector.seen.Load().Epoch)
 	return l.state.Use(ctx, l.Chain.Store, key)
+}
+
+// readStateAnew has the state follow the log into an epoch that another process has begun, after
+// the known state was lost.
+func (l *Log) readStateAnew(ctx context.Context, epoch uint64) {
+	if err := l.state.Reload(ctx, l.Chain.Store); err == nil {
+		l.stateEpoch.Store(epoch)
+	}
 }
 
 // BindsState reports whether a state is bound to the log.
