@@ -240,7 +240,10 @@ func (s *State) at(r store.Reader, floor head) (uint64, error) {
 // reads.
 func (s *State) follow(r store.Reader, h head) error {
 	from := s.known()
-	if from.number+1 < h.oldest {
+	switch {
+	case from.number >= h.number:
+		return nil // another has followed meanwhile
+	case from.number+1 < h.oldest:
 		return s.reload(r, h)
 	}
 	var changes []change
