@@ -36,6 +36,7 @@ type fixture struct {
 	dir   string
 	store *watchedStore
 	watch *statetest.Watch
+	state *state.State // nil when the store is not under one
 	log   *writer.Log
 	keys  *keyring.Ring
 	kms   *switchedKMS
@@ -197,18 +198,17 @@ func inBothStores(t *testing.T, test func(t *testing.T, f *fixture)) {
 func (f *fixture) open(cacheTTL time.Duration) {
 	t := f.t
 	t.Helper()
-	var bound *state.State
 	if !f.unbound {
-		bound = f.watch.State()
+		f.state = f.watch.State()
 	}
-	f.log = writer.New(f.now, bound)
+	f.log = writer.New(f.now, f.state)
 	s, err := bolt.Open(filepath.Join(f.dir, "vault.db"), bolt.Options{Hook: f.log.Commit})
 	must(t, err)
 	t.Cleanup(func() { s.Close() })
 	_, benchmark := t.(*testing.B)
 	f.store = &watchedStore{Store: s, guarded: s, twice: !benchmark}
 	if !f.unbound {
-		f.store.guarded = bound.Guard(s)
+		f.store.guarded = f.state.Guard(s)
 	}
 	_, f.keys, err = identity.Open(t.Context(), f.store, f.log, guard.New(f.log), f.kms, keyring.Config{CacheTTL: cacheTTL, Now: f.now})
 	must(t, err)

@@ -161,7 +161,7 @@ const sweepBatch = 256
 // forgetDue deletes the keys that have expired and returns their number.
 func (i *idempotency) forgetDue(ctx context.Context) (int, error) {
 	due := store.Range{From: duePrefix, To: dueKey(i.now().Add(time.Microsecond), "", "")}
-	n, err := sweepBatches(ctx, i.store, due, sweepBatch, i.forgetBatch)
+	n, err := sweepBatches(ctx, i.store, due, sweepBatch, i.forgetKey)
 	if err != nil {
 		return n, fmt.Errorf("forgetting idempotency keys: %w", err)
 	}
@@ -176,28 +176,24 @@ func (i *idempotency) forgetDue(ctx context.Context) (int, error) {
 	return n, nil
 }
 
-func (i *idempotency) forgetBatch(tx store.Tx, due [][]byte) error {
-	for _, key := range due {
-		if err := tx.Delete(key); err != nil {
-			return err
-		}
-		name, hash, _ := strings.Cut(string(key[min(len(key), len(duePrefix)+8):]), "/")
-		tenant := authz.TenantID(name)
-		row, err := mac.Get[keyRow](i.Rows, tx, idempotencyKey(tenant, hash))
-		switch {
-		case errors.Is(err, fault.Internal): // a damaged row neither replays nor names its request
-			i.tidy.Store(false)
-			err = tx.Delete(idempotencyKey(tenant, hash))
-		case err == nil && row == nil:
-			i.tidy.Store(false)
-		case err == nil && string(dueKey(row.ExpiresAt, tenant, hash)) == string(key):
-			err = i.forget(tx, tenant, hash, row)
-		}
-		if err != nil {
-			return err
-		}
+// forgetKey deletes a row of the index of what is due, with the key that it names.
+func (i *idempotency) forgetKey(tx store.Tx, due []byte) (gone bool, err error) {
+	if err := tx.Delete(due); err != nil {
+		return false, err
 	}
-	return nil
+	name, hash, _ := strings.Cut(string(due[min(len(due), len(duePrefix)+8):]), "/")
+	tenant := authz.TenantID(name)
+	row, err := mac.Get[keyRow](i.Rows, tx, idempotencyKey(tenant, hash))
+	switch {
+	case errors.Is(err, fault.Internal): // a damaged row neither replays nor names its request
+		i.tidy.Store(false)
+		err = tx.Delete(idempotencyKey(tenant, hash))
+	case err == nil && row == nil:
+		i.tidy.Store(false)
+	case err == nil && string(dueKey(row.ExpiresAt, tenant, hash)) == string(due):
+		err = i.forget(tx, tenant, hash, row)
+	}
+	return err == nil, err
 }
 
 // forgetOrphans deletes the rows of requests that are older than a day or damaged. Such rows exist

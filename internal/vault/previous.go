@@ -13,6 +13,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/guard"
 	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
@@ -96,11 +97,10 @@ func putPrevious(tx store.Tx, tenant authz.TenantID, uid string, row *ownerRow, 
 
 // deletePrevious deletes all previous versions of the credential that row names.
 func deletePrevious(tx store.Tx, tenant authz.TenantID, uid string, row *ownerRow) error {
-	err := deleteAll(tx, previousPrefix(tenant, row.Credential))
-	if row.Previous != nil {
-		err = errors.Join(err, tx.Delete(endKey(row.Previous.Until, tenant, uid)))
+	if err := deleteAll(tx, previousPrefix(tenant, row.Credential)); err != nil || row.Previous == nil {
+		return err
 	}
-	return err
+	return tx.Delete(endKey(row.Previous.Until, tenant, uid))
 }
 
 // previousVersions ends the previous versions whose time is over.
@@ -117,51 +117,44 @@ const endBatch = 64
 // endDue deletes the previous versions whose end is reached and returns their number.
 func (v *previousVersions) endDue(ctx context.Context) (int, error) {
 	due := store.Range{From: endPrefix, To: endKey(v.now().Add(time.Microsecond), "", "")}
-	n, err := sweepBatches(ctx, v.store, due, endBatch, func(tx store.Tx, keys [][]byte) error {
-		for _, key := range keys {
-			if err := v.end(tx, key); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	n, err := sweepBatches(ctx, v.store, due, endBatch, v.end)
 	if err != nil {
 		return n, fmt.Errorf("ending previous versions: %w", err)
 	}
 	return n, nil
 }
 
-// end deletes the previous version that a row of the index of ends names, if the object's row
-// agrees.
-func (v *previousVersions) end(tx store.Tx, due []byte) error {
-	if err := tx.Delete(due); err != nil {
-		return err
-	}
+// end deletes a row of the index of ends, with the previous version that it names if the object's row
+// agrees. When somebody has changed one of these rows, nothing is readable, and the row of the index
+// stays until they are mended.
+func (v *previousVersions) end(tx store.Tx, due []byte) (gone bool, err error) {
 	name, uid, _ := strings.Cut(string(due[min(len(due), len(endPrefix)+8):]), "/")
 	tenant := authz.TenantID(name)
 	row, err := v.owners.get(tx, tenant, uid)
-	if isDamaged(err) {
-		return nil // without the object's row nothing is readable
+	if errors.Is(err, fault.Internal) {
+		row, err = nil, nil // without the object's row nothing is readable
 	}
-	if err != nil || row == nil || row.Previous == nil || string(endKey(row.Previous.Until, tenant, uid)) != string(due) {
-		return err
-	}
-	version := row.Previous.Version
-	stored, err := tx.Get(previousKey(tenant, row.Credential, version))
-	if err == nil && stored != nil {
-		err = deletePrevious(tx, tenant, uid, row)
+	var stored []byte
+	if row != nil && row.Previous != nil && string(endKey(row.Previous.Until, tenant, uid)) == string(due) {
+		if stored, err = tx.Get(previousKey(tenant, row.Credential, row.Previous.Version)); err == nil && stored != nil {
+			err = deletePrevious(tx, tenant, uid, row)
+		}
 	}
 	if state.IsRefused(err) {
-		return nil // somebody changed it, so it is not readable, and it holds up no other
+		return false, nil
+	}
+	if err == nil {
+		err = tx.Delete(due)
 	}
 	if err != nil || stored == nil {
-		return err // it was deleted with its credential, and that has an entry
+		return err == nil, err // a version that was deleted with its credential has an entry
 	}
+	version := row.Previous.Version
 	row.Previous = nil
-	if err = errors.Join(err, v.owners.put(tx, tenant, uid, row)); err != nil {
-		return err
+	if err := v.owners.put(tx, tenant, uid, row); err != nil {
+		return false, err
 	}
-	return appendEvent(v.guard, tx, audit.Event{
+	return true, appendEvent(v.guard, tx, audit.Event{
 		Type: audit.CredentialVersionEnded, Outcome: audit.Success,
 		Principal:  authz.Principal{Tenant: tenant, Kind: authz.System, ID: "latticekeep"},
 		Resource:   audit.Resource{Type: audit.CredentialResource, ID: row.Credential},

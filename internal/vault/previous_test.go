@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -380,9 +381,123 @@ func TestTheIndexOfEndsIsOnlyAnIndex(t *testing.T) {
 	if keys, _ := f.rows("former-end/"); len(keys) != 1 || f.reads(o.ID, 1) != "old" {
 		t.Fatalf("%q", keys)
 	}
+}
+
+func TestADamagedRowOfAnObjectDoesNotHoldUpTheSweep(t *testing.T) {
+	f := newUnboundFixture(t, time.Minute)
+	f.rotated()
 	f.tamper(func(tx store.Tx) error { return tx.Put(ownedKey(f.a.Tenant, uid), []byte("junk")) })
 	f.advance(time.Hour)
 	if n, err := f.vault.Sweep(t.Context()); err != nil || n != 1 {
-		t.Fatal("a damaged row holds the sweep up:", n, err)
+		t.Fatal(n, err)
+	}
+}
+
+// A previous version whose rows somebody has changed ends as soon as they are mended, and holds up no
+// other until then.
+func TestAPreviousVersionWithChangedRowsEndsOnceTheyAreMended(t *testing.T) {
+	owned := func(f *fixture, _ *Owned) []byte { return ownedKey(f.a.Tenant, uid) }
+	previous := func(version uint64) func(*fixture, *Owned) []byte {
+		return func(f *fixture, o *Owned) []byte { return previousKey(f.a.Tenant, o.ID, version) }
+	}
+	for name, c := range map[string]struct {
+		key   func(f *fixture, o *Owned) []byte
+		value []byte // nil: the row is removed
+	}{
+		"the object's row is changed": {owned, []byte("junk")},
+		"the object's row is removed": {owned, nil},
+		"its own row is changed":      {previous(1), []byte("junk")},
+		"its own row is removed":      {previous(1), nil},
+		"a row is added beside it":    {previous(7), []byte("junk")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, time.Minute)
+			key := c.key(f, f.rotated())
+			other := f.operator()
+			other.ID = "other"
+			f.generate(other, 0, 0, map[string]string{"p": "old"})
+			f.generate(other, 1, time.Hour, map[string]string{"p": "new"})
+			put := func(value []byte) {
+				f.tamper(func(tx store.Tx) error {
+					if value == nil {
+						return tx.Delete(key)
+					}
+					return tx.Put(key, value)
+				})
+			}
+			_, values := f.rows(string(key))
+			put(c.value)
+			f.advance(time.Hour)
+			for _, want := range []int{1, 0} {
+				if n, err := f.vault.Sweep(t.Context()); err != nil || n != want {
+					t.Fatal(n, err)
+				}
+			}
+			if left, _ := f.rows("former-end/"); len(left) != 1 {
+				t.Fatalf("left in the index: %q", left)
+			}
+			put(slices.Concat(values...))
+			if n, err := f.vault.Sweep(t.Context()); err != nil || n != 1 {
+				t.Fatal(n, err)
+			}
+			if e := f.last(f.a); e.EventType != audit.CredentialVersionEnded || e.Attributes[audit.AttributeVersion] != "1" {
+				t.Errorf("%+v", e)
+			}
+			if left, _ := f.rows("former"); len(left) != 0 {
+				t.Errorf("left behind: %q", left)
+			}
+			f.verify()
+		})
+	}
+}
+
+// Rows that an administrator accepted as they are end like others.
+func TestAPreviousVersionWithAcceptedRowsEnds(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	f.rotated()
+	keys, _ := f.rows("former/")
+	f.tamper(func(tx store.Tx) error { return tx.Put(keys[0], []byte("junk")) })
+	f.advance(time.Hour)
+	f.watch.Refused()
+	if n, err := f.vault.Sweep(t.Context()); err != nil || n != 0 {
+		t.Fatal(n, err)
+	}
+	must(t, f.state.Accept(t.Context(), f.store.Store, f.watch.Refused()[:1], func(tx store.Tx, _ string) error {
+		_, err := f.log.Append(tx, audit.Event{
+			Type: audit.StateRowsAccepted, Outcome: audit.Success, Principal: authz.SystemPrincipal(authz.SystemTenant),
+			Resource: audit.Resource{Type: audit.ChainResource},
+		})
+		return err
+	}))
+	if n, err := f.vault.Sweep(t.Context()); err != nil || n != 1 {
+		t.Fatal(n, err)
+	}
+	if left, _ := f.rows("former"); len(left) != 0 {
+		t.Errorf("left behind: %q", left)
+	}
+}
+
+// More changed rows than fit into a batch hold up no other.
+func TestChangedRowsDoNotHoldUpTheSweep(t *testing.T) {
+	f := newFixture(t, time.Minute)
+	for i := range endBatch + 2 {
+		op := f.operator()
+		op.ID = fmt.Sprint("object-", i)
+		f.generate(op, 0, 0, map[string]string{"p": "old"})
+		f.generate(op, 1, time.Hour, map[string]string{"p": "new"})
+	}
+	owned, _ := f.rows("owned/") // in the order of the index, since all end at one time
+	f.tamper(func(tx store.Tx) (err error) {
+		for _, key := range owned[:endBatch+1] {
+			err = errors.Join(err, tx.Put(key, []byte("junk")))
+		}
+		return err
+	})
+	f.advance(time.Hour)
+	if n, err := f.vault.Sweep(t.Context()); err != nil || n != 1 {
+		t.Fatal(n, err)
+	}
+	if left, _ := f.rows("former-end/"); len(left) != endBatch+1 {
+		t.Errorf("%d are left in the index", len(left))
 	}
 }

@@ -32,11 +32,13 @@ func deleteAll(tx store.Tx, prefix []byte) error {
 	return err
 }
 
-// sweepBatches reads the keys of rng in batches of at most n, passes each batch to remove in a
-// transaction, and returns the number of keys. remove must delete the rows.
-func sweepBatches(ctx context.Context, s store.Store, rng store.Range, n int, remove func(tx store.Tx, keys [][]byte) error) (total int, err error) {
+// sweepBatches reads the keys of rng in batches of at most n, and passes each key of a batch to sweep
+// in one transaction. sweep deletes the row, or leaves it for the next sweep and returns false.
+// sweepBatches returns the number of deleted rows.
+func sweepBatches(ctx context.Context, s store.Store, rng store.Range, n int, sweep func(tx store.Tx, key []byte) (bool, error)) (total int, err error) {
 	for {
 		var keys [][]byte
+		swept := 0
 		err := s.View(ctx, func(rd store.Reader) error {
 			return rd.Scan(rng, func(key, _ []byte) bool {
 				keys = append(keys, bytes.Clone(key))
@@ -44,14 +46,27 @@ func sweepBatches(ctx context.Context, s store.Store, rng store.Range, n int, re
 			})
 		})
 		if err == nil && len(keys) > 0 {
-			err = s.Update(ctx, func(tx store.Tx) error { return remove(tx, keys) })
+			err = s.Update(ctx, func(tx store.Tx) error {
+				swept = 0
+				for _, key := range keys {
+					gone, err := sweep(tx, key)
+					if err != nil {
+						return err
+					}
+					if gone {
+						swept++
+					}
+				}
+				return nil
+			})
 		}
 		if err != nil {
 			return total, err
 		}
-		if total += len(keys); len(keys) < n {
+		if total += swept; len(keys) < n {
 			return total, nil
 		}
+		rng.From = append(keys[n-1], 0)
 	}
 }
 
