@@ -233,6 +233,7 @@ func demotedUser(a *attack) (change, check func()) {
 		}, func() {
 			a.unknown(ofUser(bob.Access)...)
 			a.same(http.StatusUnauthorized, login(a.T, bob.Email, bob.Password), login(a.T, "nobody@example.org", bob.Password))
+			a.same(http.StatusUnauthorized, refresh(bob.Refresh), refresh("lk_refresh_"+strings.Repeat("a", 77)))
 			a.same(http.StatusBadRequest, reset(a.T, token), reset(a.T, "lk_reset_"+strings.Repeat("a", 52)))
 			a.refused(servertest.Request{Method: "GET", Path: "/api/v2/members", Bearer: ada.Access})
 			a.refused(servertest.Request{Method: "PUT", Path: "/api/v2/members/" + id, Bearer: ada.Access, Body: `{"role":"auditor"}`})
@@ -327,6 +328,12 @@ func limitedTenant(a *attack) (change, check func()) {
 			r := servertest.Request{Method: "PUT", Path: "/api/v2/system/tenants/" + string(tenant) + "/limits", Key: system, Body: `{"v1":10,"v2":10}`}
 			a.Call(r).Want(a.T, http.StatusOK)
 		}, func() {
+			next := a.NextSequence()
+			a.same(http.StatusUnauthorized, login(a.T, ada.Email, ada.Password), login(a.T, ada.Email, wrongPassword))
+			if entries := a.AllEntries(next); len(entries) != 1 || entries[0].EventType != audit.UserSignedIn || entries[0].Outcome != audit.Denied {
+				a.T.Errorf("two sign-ins in a minute leave %v", servertest.Summaries(entries))
+			}
+			a.same(http.StatusUnauthorized, refresh(ada.Refresh), refresh("lk_refresh_"+strings.Repeat("a", 77)))
 			a.unknown(of(key)...)
 			a.unknown(ofUser(ada.Access)...)
 			a.wantNotInvited()

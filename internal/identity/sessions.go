@@ -176,6 +176,16 @@ func (s *sessions) findSession(r store.Reader, refresh string, now time.Time) (p
 	return p, err
 }
 
+// findHolder reads the user and the tenant of a session, and reports whether the user exists. All
+// tokens of the session are refused when somebody has changed one of these rows, so no token is given
+// out then.
+func (s *sessions) findHolder(r store.Reader, a account) (user userRow, t tenant.Tenant, found bool, err error) {
+	if found, err = s.rows.Get(r, userKey(a), &user); err == nil && found {
+		t, err = s.tenants.Read(r, a.Tenant)
+	}
+	return user, t, found, err
+}
+
 func (p presented) account() account { return account{p.row.Tenant, p.name.User} }
 
 // Refresh exchanges a refresh token for new tokens. A token that was used before ends its session.
@@ -189,6 +199,11 @@ func (s *sessions) Refresh(ctx context.Context, from authz.Principal, refreshTok
 	refresh, _, secretHash := s.newRefresh(raw[:selectorBytes])
 	var p presented
 	err := s.redeem(ctx, from, audit.SessionRefreshed, refreshToken, now, func(tx store.Tx, was presented) error {
+		if _, _, found, err := s.findHolder(tx, was.account()); err != nil {
+			return err
+		} else if !found {
+			return errNoSession
+		}
 		p = was
 		p.row.LastUsedAt, p.row.Secret = now, secretHash
 		return s.rows.Put(tx, sessionKey(p.name), p.row)
@@ -343,21 +358,17 @@ func (s *sessions) AuthenticateToken(ctx context.Context, accessToken string) (C
 	var caller Caller
 	err = s.store.View(ctx, func(r store.Reader) error {
 		var session sessionRow
-		var user userRow
 		if found, err := s.rows.Get(r, sessionKey(n), &session); err != nil {
 			return err
 		} else if !found || !now.Before(session.ExpiresAt) {
 			return token.ErrAccess
 		}
 		a := account{session.Tenant, n.User}
-		if found, err := s.rows.Get(r, userKey(a), &user); err != nil {
+		user, tenant, found, err := s.findHolder(r, a)
+		if err != nil {
 			return err
 		} else if !found {
 			return token.ErrAccess
-		}
-		tenant, err := s.tenants.Read(r, a.Tenant)
-		if err != nil {
-			return err
 		}
 		caller = Caller{
 			Principal: authz.Principal{

@@ -109,8 +109,8 @@ func (s *signIns) beginSession(ctx context.Context, from authz.Principal, l logi
 		Resource: audit.Resource{Type: audit.SessionResource, ID: n.ID},
 	}
 	err := s.rows.Commit(ctx, e, func(tx store.Tx, _ *audit.Event) error {
-		var user userRow
-		if found, err := s.rows.Get(tx, userKey(l.account), &user); err != nil {
+		user, _, found, err := s.sessions.findHolder(tx, l.account)
+		if err != nil {
 			return err
 		} else if !found || user.Password != l.row.Password { // changed meanwhile
 			return records.Refuse(reasonCredentials, errSignIn)
