@@ -145,8 +145,8 @@ var ours = map[string]string{
 	"test/servertest": "internal/state api/openapi api/openapi/v2 internal/audit internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/authz internal/backup " +
 		"internal/compliance internal/compliance/assessor internal/compliance/report internal/custody internal/dualsig internal/fault " +
 		"internal/identity internal/keyring internal/kms internal/mail internal/objects internal/sealing " +
-		"internal/sealingkey internal/secret internal/store internal/store/bolt internal/transit internal/vault server " +
-		"server/gate test/statetest test/storetest",
+		"internal/sealingkey internal/secret internal/store internal/store/bolt internal/store/postgres internal/transit internal/vault server " +
+		"server/gate test/pgtest test/statetest test/storetest",
 	"test/statetest":    "internal/state internal/store",
 	"test/upgrade":      "",
 	"test/upgrade/make": "api/client api/openapi/v1 api/openapi/v2 test/kubetest test/upgrade",

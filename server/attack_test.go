@@ -22,9 +22,9 @@ type attack struct {
 	rows      map[string][]byte
 }
 
-func newAttack(t *testing.T) *attack {
+func newAttack(t *testing.T, open servertest.Open) *attack {
 	t.Helper()
-	a := &attack{service: newService(t)}
+	a := &attack{service: &service{servertest.StartOn(t, open)}}
 	a.neighbour = a.GrantKeyIn(a.Stranger().Tenant, authz.TenantScopes()...)
 	a.stored = a.seal(a.neighbour, "theirs", "v")
 	return a
@@ -136,57 +136,73 @@ func (p putBack) String() string {
 // replaced or deleted. Nothing is gained by it, no answer tells of it, whoever has another tenant
 // works on, and the operator hears which rows they are.
 func TestRowsThatAreReadBackFromACopyGiveNothing(t *testing.T) {
+	type database struct {
+		name string
+		open servertest.Open
+	}
+	// A few stories run on PostgreSQL too: all reads take the same way there, and each story takes time.
+	both := []database{{"a file", servertest.Bolt}, {"PostgreSQL", servertest.Postgres}}
+	file := both[:1]
 	for _, story := range []struct {
 		name    string
+		on      []database
 		attacks []putBack
 		// begin makes rows. change is made after they were copied, and check is called after they
 		// were put back.
 		begin func(a *attack) (change, check func())
 	}{
-		{"an API key was revoked", []putBack{{false, "apikey/hash/"}, {false, "apikey/hash/ apikey/tenant/"}}, revokedKey},
-		{"a user has a lower role", []putBack{{false, "user/row/"}}, demotedUser},
-		{"a password was changed", []putBack{{false, "user/row/ user/password/"}, {true, "user/row/ user/password/"}, {false, "user/row/"}}, changedPassword},
-		{"a session was ended", []putBack{{false, "session/row/"}, {false, "session/row/ session/selector/"}}, endedSession},
-		{"a refresh token was used", []putBack{{false, "session/row/"}}, usedRefreshToken},
-		{"a password was reset", []putBack{{false, "ticket/hash/"}, {true, "ticket/hash/ ticket/of/"}}, usedReset},
-		{"an invitation was accepted", []putBack{{false, "ticket/hash/ ticket/of/ invitation/"}}, acceptedInvitation},
-		{"an invitation was withdrawn", []putBack{{false, "ticket/hash/ ticket/of/ invitation/"}, {false, "invitation/ ticket/hash/"}}, withdrawnInvitation},
-		{"a tenant has another limit", []putBack{{false, "tenant/"}}, limitedTenant},
-		{"a named key was rotated", []putBack{{false, "transit/key/"}, {true, "transit/key/ transit/default/ transit/seed/ transit/version/"}}, rotatedKey},
-		{"a credential was deleted", []putBack{{false, credentialRows}, {false, "credential/"}}, deletedCredential},
-		{"a credential was replaced", []putBack{{false, credentialRows}, {true, credentialRows}, {true, "credential/"}}, replacedCredential},
-		{"a newer credential has the name", []putBack{{true, "credential-name/"}}, newerCredential},
+		{"an API key was revoked", both, []putBack{{false, "apikey/hash/"}, {false, "apikey/hash/ apikey/tenant/"}}, revokedKey},
+		{"a user has a lower role", both, []putBack{{false, "user/row/"}}, demotedUser},
+		{"a password was changed", file, []putBack{{false, "user/row/ user/password/"}, {true, "user/row/ user/password/"}, {false, "user/row/"}}, changedPassword},
+		{"a session was ended", file, []putBack{{false, "session/row/"}, {false, "session/row/ session/selector/"}}, endedSession},
+		{"a refresh token was used", file, []putBack{{false, "session/row/"}}, usedRefreshToken},
+		{"a password was reset", file, []putBack{{false, "ticket/hash/"}, {true, "ticket/hash/ ticket/of/"}}, usedReset},
+		{"an invitation was accepted", file, []putBack{{false, "ticket/hash/ ticket/of/ invitation/"}}, acceptedInvitation},
+		{"an invitation was withdrawn", file, []putBack{{false, "ticket/hash/ ticket/of/ invitation/"}, {false, "invitation/ ticket/hash/"}}, withdrawnInvitation},
+		{"a tenant has another limit", file, []putBack{{false, "tenant/"}}, limitedTenant},
+		{"a named key was rotated", file, []putBack{{false, "transit/key/"}, {true, "transit/key/ transit/default/ transit/seed/ transit/version/"}}, rotatedKey},
+		{"a credential was deleted", both, []putBack{{false, credentialRows}, {false, "credential/"}}, deletedCredential},
+		{"a credential was replaced", file, []putBack{{false, credentialRows}, {true, credentialRows}, {true, "credential/"}}, replacedCredential},
+		{"a newer credential has the name", both, []putBack{{true, "credential-name/"}}, newerCredential},
 	} {
-		for _, on := range story.attacks {
-			t.Run(fmt.Sprintf("%s, put back %v", story.name, on), func(t *testing.T) {
-				t.Parallel()
-				a := newAttack(t)
-				change, check := story.begin(a)
-				families := strings.Fields(on.families)
-				a.rows = a.Rows.Copy(families...)
-				change()
-				if on.exactly {
-					for key := range a.Rows.Copy(families...) {
-						if _, older := a.rows[key]; !older {
-							a.rows[key] = nil
-						}
-					}
-				}
-				changed := a.Rows.Attack(a.rows)
-				if len(changed) == 0 {
-					t.Fatal("the attack changes nothing")
-				}
-				check()
-				a.wantNeighbour()
-				refused := a.Rows.Refused()
-				if len(refused) == 0 || slices.ContainsFunc(refused, func(f string) bool { return !slices.Contains(changed, f) }) {
-					t.Errorf("reads refused rows of %v, and those of %v were put back", refused, changed)
-				}
-				if found := a.Rows.Scan(); !slices.Equal(found, changed) {
-					t.Errorf("a scan finds rows of %v, and those of %v were put back", found, changed)
-				}
-			})
+		for _, put := range story.attacks {
+			for _, db := range story.on {
+				t.Run(fmt.Sprintf("%s, put back %v, in %s", story.name, put, db.name), func(t *testing.T) {
+					t.Parallel()
+					a := newAttack(t, db.open)
+					change, check := story.begin(a)
+					a.putBack(put, change, check)
+				})
+			}
 		}
+	}
+}
+
+// putBack copies rows before a change and puts them back after it. check is called afterwards.
+func (a *attack) putBack(put putBack, change, check func()) {
+	a.T.Helper()
+	families := strings.Fields(put.families)
+	a.rows = a.Rows.Copy(families...)
+	change()
+	if put.exactly {
+		for key := range a.Rows.Copy(families...) {
+			if _, older := a.rows[key]; !older {
+				a.rows[key] = nil
+			}
+		}
+	}
+	changed := a.Rows.Attack(a.rows)
+	if len(changed) == 0 {
+		a.T.Fatal("the attack changes nothing")
+	}
+	check()
+	a.wantNeighbour()
+	refused := a.Rows.Refused()
+	if len(refused) == 0 || slices.ContainsFunc(refused, func(f string) bool { return !slices.Contains(changed, f) }) {
+		a.T.Errorf("reads refused rows of %v, and those of %v were put back", refused, changed)
+	}
+	if found := a.Rows.Scan(); !slices.Equal(found, changed) {
+		a.T.Errorf("a scan finds rows of %v, and those of %v were put back", found, changed)
 	}
 }
 

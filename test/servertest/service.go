@@ -1,4 +1,4 @@
-// Package servertest runs the whole service for tests of its API: real parts, a store on disk, a
+// Package servertest runs the whole service for tests of its API: real parts, a real database, a
 // listener on loopback, and a client that checks every exchange against the contract. The tests of
 // server/v1, server/v2 and server/gate share it. Only tests import it.
 package servertest
@@ -33,17 +33,20 @@ import (
 	"github.com/latticekeep/latticekeep/internal/mail"
 	"github.com/latticekeep/latticekeep/internal/objects"
 	"github.com/latticekeep/latticekeep/internal/sealingkey"
+	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
+	"github.com/latticekeep/latticekeep/internal/store/postgres"
 	"github.com/latticekeep/latticekeep/internal/transit"
 	"github.com/latticekeep/latticekeep/internal/vault"
 	"github.com/latticekeep/latticekeep/server"
 	"github.com/latticekeep/latticekeep/server/gate"
+	"github.com/latticekeep/latticekeep/test/pgtest"
 	"github.com/latticekeep/latticekeep/test/statetest"
 	"github.com/latticekeep/latticekeep/test/storetest"
 )
 
-// Service is a whole service of real parts: a store on disk, real keys, and a listener on loopback.
+// Service is a whole service of real parts: a real database, real keys, and a listener on loopback.
 type Service struct {
 	server.Config  // configuration of the server, with all services
 	Server         *server.Server
@@ -66,11 +69,11 @@ type Service struct {
 // Assemble creates a service without a listener.
 func Assemble(t testing.TB, change ...func(*server.Config)) *Service {
 	t.Helper()
-	return assembleAt(t, "http://127.0.0.1", change...)
+	return assembleAt(t, "http://127.0.0.1", Bolt, change...)
 }
 
 // assembleAt creates a service that a URL will reach.
-func assembleAt(t testing.TB, url string, change ...func(*server.Config)) *Service {
+func assembleAt(t testing.TB, url string, open Open, change ...func(*server.Config)) *Service {
 	t.Helper()
 	s := &Service{
 		T: t, URL: url, State: HealthyState(),
@@ -79,7 +82,7 @@ func assembleAt(t testing.TB, url string, change ...func(*server.Config)) *Servi
 		Mailbox: &Mailbox{arrived: make(chan struct{}, 1)},
 		Client:  &http.Client{Transport: NewContract(t)},
 	}
-	s.openStore()
+	s.openStore(open)
 	s.openReports()
 	now := s.Clock.Now
 	s.Vault = vault.New(s.Store, s.Guard, s.Keys, now)
@@ -103,8 +106,35 @@ func assembleAt(t testing.TB, url string, change ...func(*server.Config)) *Servi
 	return s
 }
 
-// openStore opens a store on disk, its log, its keys and its tenant.
-func (s *Service) openStore() {
+// Open opens an empty database with a commit hook, and closes it at the end of the test.
+type Open func(t testing.TB, hook store.Hook) store.Database
+
+// Bolt opens a database file.
+func Bolt(t testing.TB, hook store.Hook) store.Database {
+	t.Helper()
+	db, err := bolt.Open(filepath.Join(t.TempDir(), "store.db"), bolt.Options{Hook: hook})
+	return opened(t, db, err)
+}
+
+// Postgres opens a database of the PostgreSQL server that the tests share. It skips the test where
+// PostgreSQL is not installed.
+func Postgres(t testing.TB, hook store.Hook) store.Database {
+	t.Helper()
+	db, err := postgres.Open(context.Background(), pgtest.Shared(t).URL(), postgres.Options{Hook: hook, Head: state.HeadKey})
+	return opened(t, db, err)
+}
+
+func opened(t testing.TB, db store.Database, err error) store.Database {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	return db
+}
+
+// openStore opens the database, its log, its keys and its tenant.
+func (s *Service) openStore(open Open) {
 	ctx := context.Background()
 	check := func(err error) {
 		s.T.Helper()
@@ -118,13 +148,11 @@ func (s *Service) openStore() {
 	s.Audit = writer.New(s.Clock.Now, bound)
 	s.Guard = guard.New(s.Audit)
 	s.Reader, s.Verifier = reader.New(s.Audit, s.Guard), verify.NewLiveVerifier(s.Audit)
-	embedded, err := bolt.Open(filepath.Join(dir, "store.db"), bolt.Options{Hook: s.Audit.Commit})
-	check(err)
-	db := bound.Guard(storetest.Rehearsing(embedded))
+	db := bound.Guard(storetest.Rehearsing(open(s.T, s.Audit.Commit)))
 	s.Store, s.Rows = db, &Rows{s.T, watch, bound, db.Database}
-	s.T.Cleanup(func() { _ = db.Close() })
 
 	var keys [2]*kms.Key
+	var err error
 	for i, name := range []string{"kms.key", "previous.key"} {
 		check(kms.CreateLocal(filepath.Join(dir, name)))
 		keys[i], err = kms.OpenLocal(filepath.Join(dir, name))
@@ -228,11 +256,17 @@ func (s *Service) SystemKey() string {
 	return s.GrantKeyIn(authz.SystemTenant, authz.SystemAdmin, authz.AccountAdmin, authz.AuditRead)
 }
 
-// Start starts a service and stops it at the end of the test.
+// Start starts a service on a database file and stops it at the end of the test.
 func Start(t testing.TB, change ...func(*server.Config)) *Service {
 	t.Helper()
+	return StartOn(t, Bolt, change...)
+}
+
+// StartOn is [Start] on any database.
+func StartOn(t testing.TB, open Open, change ...func(*server.Config)) *Service {
+	t.Helper()
 	l := listen(t)
-	s := assembleAt(t, "http://"+l.Addr().String(), change...)
+	s := assembleAt(t, "http://"+l.Addr().String(), open, change...)
 	ctx, stop := context.WithCancel(context.Background())
 	mailed := make(chan error, 1)
 	go func() {
