@@ -115,7 +115,7 @@ strace:
 	@command -v strace >/dev/null || hack/strace.sh
 
 .PHONY: chaos
-chaos: postgres strace ## kill, freeze and cut off replicas, databases, disks and the KMS for minutes, and write docs/chaos.md (root, for a disk of its own that fills)
+chaos: postgres strace ## kill, freeze and cut off replicas, databases, disks and the KMS for over an hour, and write docs/chaos.md (root, for a disk of its own that fills)
 	@hack/chaos.sh docs/chaos.md '^Test(Replicas|TheNetwork|Histories|AFullDisk|ADiskThatFails|AKMSOutage)' <hack/chaos.md
 
 .PHONY: chaos-syscalls
