@@ -88,7 +88,7 @@ type Binding struct {
 func (s *State) Build(ctx context.Context, st store.Store, b Binding) error {
 	h := s.hasher.Load()
 	for !s.Complete() {
-		done := false // by another replica
+		done := false // another replica has built the state
 		var wrong []*RowError
 		err := st.Update(ctx, func(tx store.Tx) error {
 			wrong = nil

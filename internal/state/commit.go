@@ -15,7 +15,7 @@ import (
 // Change is an event of a commit: a deciding row gets another value, or is deleted.
 type Change struct {
 	record
-	build, complete bool // of [State.Build]: it has begun, and has come to the end
+	build, complete bool // [State.Build] has begun, and has come to the end
 }
 
 // Commit is the change of the state that comes with one commit of the store.

@@ -69,7 +69,7 @@ var errOutrun = errors.New("the journal was trimmed meanwhile")
 type loading struct {
 	journal journalReader
 	changes []numberedChange
-	named   map[id]namedRun // by the journal
+	named   map[id]namedRun // what the journal says of the runs
 	runs    map[id]loadedRun
 }
 
@@ -80,7 +80,7 @@ type numberedChange struct {
 
 type namedRun struct {
 	foldedRun
-	number uint64 // of the change that folded it
+	number uint64 // the change that folded it
 }
 
 type loadedRun struct {

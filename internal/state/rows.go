@@ -117,7 +117,7 @@ func commit(number uint64, row []byte) commitment {
 // it.
 type head struct {
 	complete   bool   // all deciding rows are in the state; else it is being built
-	number     uint64 // of the newest change
+	number     uint64 // the newest change
 	oldest     uint64 // number of the first change that the journal keeps
 	commitment commitment
 	entry      uint64         // sequence of the entry that names the commitment; 0 for none
@@ -161,7 +161,7 @@ func (h *hasher) decodeHead(b []byte) (d head, err error) {
 // journalReader reads the journal, and verifies that each change follows the one before.
 type journalReader struct {
 	next     uint64     // number of the first change that was not read yet
-	previous commitment // of the change before it
+	previous commitment // that of the change before next
 	begun    bool       // previous is known
 }
 

@@ -24,7 +24,7 @@ type State struct {
 
 	mu      sync.RWMutex
 	table   *table
-	head    head // of the table
+	head    head // the change that the table is as of
 	kept    bool // the store has the rows of a state, or is empty
 	watched int  // scans that are running
 	halted  error

@@ -26,7 +26,7 @@ const (
 // are for the operator and never for a caller.
 type RowError struct {
 	Family string
-	Key    []byte // of the row or, when rows of a group are missing, of their prefix
+	Key    []byte // the row's or, when rows of a group are missing, their prefix
 	Reason Reason
 	kind   fault.Kind
 	id     id // set when the key is not known
@@ -182,7 +182,7 @@ func (r *reader) Scan(rg store.Range, visit func(key, value []byte) bool) error 
 	all := f.Whole && isPrefix(rg, []byte(f.Prefix))
 	whole := all || prefix != nil && isPrefix(rg, prefix)
 	var bad error
-	wanted, found := true, make(map[byte]int) // by the number of the family
+	wanted, found := true, make(map[byte]int) // rows of each family, by its number
 	err := r.raw.Scan(rg, func(key, value []byte) bool {
 		if of, ok := FamilyOf(key); ok && of.Deciding {
 			found[of.Number]++ // rows behind the end count too: one of them may stand for a row that is missing

@@ -22,7 +22,7 @@ const pastFor = 10 * time.Second
 // table is the copy of the state that a process holds: the tag of each deciding row, as of one
 // change. It is not safe for concurrent use.
 type table struct {
-	number uint64 // of the newest change in the table; 0 at the beginning
+	number uint64 // the newest change in the table; 0 at the beginning
 	runs   []*run // in the order of their first ids; the first begins at the zero id
 	debt   int    // changed rows since the last fold
 

@@ -150,7 +150,7 @@ type linker struct {
 	head       audit.Position // the newest entry
 	tenants    map[string]audit.TenantHead
 	timestamp  string
-	commitment string // of the state after the commit; empty when the commit does not change it
+	commitment string // what the attribute state gets; empty when the commit does not change the state
 	salts      []byte
 	signatures *signatures
 	positions  []newPosition
