@@ -59,7 +59,7 @@ func BenchmarkStart(b *testing.B) {
 	for range b.N {
 		f.must(f.state.Use(b.Context(), f.raw, f.key))
 	}
-	b.ReportMetric((processorTime(b) - began).Seconds()/float64(b.N), "cpu-s/start")
+	b.ReportMetric((processorTime(b)-began).Seconds()/float64(b.N), "cpu-s/start")
 	b.ReportMetric(b.Elapsed().Seconds()/float64(b.N), "s/start")
 	size := 0
 	f.must(f.raw.View(b.Context(), func(r store.Reader) error {

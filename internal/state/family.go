@@ -32,7 +32,7 @@ type Family struct {
 	// stands alone too.
 	Group int
 	// Whole reports whether a scan of all rows of the family, or of those of all families that begin
-	// with its prefix, decides something: whether a KMS key may be destroyed.
+	// with its prefix, decides something: whether a KMS key or a sealing key may be destroyed.
 	Whole bool
 	// Own reports whether the rows are of the deployment itself. When one of them is put back, no
 	// tenant can be served, so the whole deployment stops.
@@ -133,7 +133,7 @@ var Families = []Family{
 	{Prefix: "owner/", Deciding: true, Number: 27,
 		Says: "which object owns a credential",
 		Risk: "a credential has another owner or none, so others see and change it"},
-	{Prefix: "owned/", Deciding: true, Number: 28, MAC: true,
+	{Prefix: "owned/", Deciding: true, Number: 28, MAC: true, Whole: true,
 		Says: "what the operator made of an object: its credential, version and previous version",
 		Risk: "an object has an earlier version, and its previous version is readable again"},
 	// A tenant's keys are counted and listed.

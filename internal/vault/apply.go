@@ -470,7 +470,8 @@ func (v *Vault) Release(ctx context.Context, p authz.Principal, uid string, dele
 }
 
 // Owners returns the objects of a cluster that own a credential, for all tenants. The deployment
-// calls it. It shows no credential and leaves out damaged rows, because they name no cluster.
+// calls it. It shows no credential and leaves out damaged rows, because they name no cluster. A row
+// that somebody else changed or removed is an error.
 func (v *Vault) Owners(ctx context.Context, cluster string) ([]Owner, error) {
 	var owners []Owner
 	err := v.records.owners.visit(ctx, v.store, func(tenant authz.TenantID, uid string, row *ownerRow) {
@@ -482,8 +483,8 @@ func (v *Vault) Owners(ctx context.Context, cluster string) ([]Owner, error) {
 }
 
 // SealingKeyUse returns, for each id of a sealing key, how many objects of all tenants hold values
-// that were sealed for it. The deployment calls it. Damaged rows are an error, because the keys
-// that they need are unknown.
+// that were sealed for it. The deployment calls it. Damaged, changed and removed rows are an error,
+// because the keys that they need are unknown.
 func (v *Vault) SealingKeyUse(ctx context.Context) (map[string]int, error) {
 	use := make(map[string]int)
 	damaged := 0

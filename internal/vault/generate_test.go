@@ -1,6 +1,7 @@
 package vault
 
 import (
+	"bytes"
 	"errors"
 	"maps"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
@@ -331,6 +333,16 @@ func TestSealingKeysAreCountedByWhatIsHeld(t *testing.T) {
 	if want := (map[string]int{"k1": 2, "k2": 1}); !maps.Equal(use, want) {
 		t.Errorf("%v, want %v", use, want)
 	}
+	var row []byte
+	f.tamper(func(tx store.Tx) (err error) {
+		row, err = tx.Get(ownedKey(f.a.Tenant, uid))
+		row = bytes.Clone(row)
+		return errors.Join(err, tx.Delete(ownedKey(f.a.Tenant, uid)))
+	})
+	if use, err := f.vault.SealingKeyUse(t.Context()); !state.IsRefused(err) {
+		t.Errorf("with a row that somebody else removed: %v, %v", use, err)
+	}
+	f.tamper(func(tx store.Tx) error { return tx.Put(ownedKey(f.a.Tenant, uid), row) })
 	f.commit(func(tx store.Tx) error { return tx.Put(ownedKey(f.b.Tenant, "damaged"), []byte("junk")) })
 	if use, err := f.vault.SealingKeyUse(t.Context()); !errors.Is(err, fault.Internal) {
 		t.Errorf("with a damaged row: %v, %v", use, err)

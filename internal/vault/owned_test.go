@@ -233,7 +233,7 @@ func TestOwnersAreThoseOfOneCluster(t *testing.T) {
 	apply(f.b.Tenant, "other-tenant", Object{"c1", "ns2", "db2"})
 	apply(f.a.Tenant, "other-cluster", Object{"c2", "ns", "db"})
 	apply(f.a.Tenant, "damaged", here)
-	f.tamper(func(tx store.Tx) error { return tx.Put(ownedKey(f.a.Tenant, "damaged"), []byte("junk")) })
+	f.commit(func(tx store.Tx) error { return tx.Put(ownedKey(f.a.Tenant, "damaged"), []byte("junk")) })
 
 	_, err := f.vault.Reencrypt(t.Context(), f.operator(), uid, 1, "now")
 	must(t, err)

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -154,20 +153,26 @@ func (o ownerRows) of(rd store.Reader, tenant authz.TenantID, id string) (by own
 	return by, nil
 }
 
-// visit calls f with every row of every tenant. A damaged row is nil.
+// visit calls f with every row of every tenant. A damaged row is nil. The rows are read as a whole,
+// so one that somebody else changed or removed is an error: it may be the last that needs a sealing
+// key.
 func (o ownerRows) visit(ctx context.Context, s store.Store, f func(tenant authz.TenantID, uid string, row *ownerRow)) error {
-	err := audit.ScanAll(ctx, s, store.Prefix([]byte("owned/")), func(key, value []byte) error {
-		_, rest, _ := strings.Cut(string(key), "/")
-		tenant, uid, _ := strings.Cut(rest, "/")
-		row, err := o.decode(key, value)
-		if err != nil {
-			row = nil
-		}
-		f(authz.TenantID(tenant), uid, row)
-		return nil
+	var calls []func()
+	err := s.View(ctx, func(r store.Reader) error {
+		calls = nil
+		return r.Scan(store.Prefix([]byte("owned/")), func(key, value []byte) bool {
+			_, rest, _ := strings.Cut(string(key), "/")
+			tenant, uid, _ := strings.Cut(rest, "/")
+			row, _ := o.decode(key, value)
+			calls = append(calls, func() { f(authz.TenantID(tenant), uid, row) })
+			return true
+		})
 	})
 	if err != nil {
 		return fmt.Errorf("reading what objects own: %w", err)
+	}
+	for _, call := range calls {
+		call()
 	}
 	return nil
 }
