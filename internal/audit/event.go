@@ -75,6 +75,7 @@ const (
 	RollbackAccepted       EventType = "ROLLBACK_ACCEPTED"   // entries were lost, and the log continues after them in a new epoch
 	StateCommitted         EventType = "STATE_COMMITTED"     // a store of an earlier release: its rows are bound to the log from here on; earlier replays are not excluded
 	StateRowsAccepted      EventType = "STATE_ROWS_ACCEPTED" // rows that somebody else had written or removed were accepted as they are
+	StateRowsRemoved       EventType = "STATE_ROWS_REMOVED"  // rows that were wrong were removed
 	ComplianceAssessed     EventType = "COMPLIANCE_ASSESSED" // the state that scores are based on
 	ComplianceScored       EventType = "COMPLIANCE_SCORED"
 	ComplianceHistoryRead  EventType = "COMPLIANCE_HISTORY_READ"

@@ -84,6 +84,33 @@ func (d *damaged) command(withKey bool, args ...string) (out string, status int,
 	return b.String(), ExitStatus(err), err
 }
 
+// named returns a row as doctor names it for --accept and --remove.
+func (d *damaged) named(row string) string {
+	d.t.Helper()
+	out, _, _ := d.command(true, "doctor")
+	_, after, found := strings.Cut(out, fmt.Sprintf(" %+q@", row))
+	digest, _, _ := strings.Cut(after, "\n")
+	digest, _, _ = strings.Cut(digest, ";")
+	if !found {
+		d.t.Fatalf("doctor does not say how to accept or remove %q: %s", row, out)
+	}
+	return fmt.Sprintf("%+q@%s", row, digest)
+}
+
+// newestOf returns the attributes of the newest entry of a type. A server begins where the commands
+// have ended.
+func (d *damaged) newestOf(event v2.EventType) map[string]string {
+	d.t.Helper()
+	url, end := d.serve(d.at)
+	defer end()
+	list, err := d.connect(url, d.systemKey()).QueryAuditLog(d.t.Context(), &v2.QueryAuditLogParams{EventType: &event})
+	must(d.t, err)
+	if len(list.Entries) == 0 {
+		return nil
+	}
+	return list.Entries[0].Attributes
+}
+
 // toPostgres moves the deployment.
 func (d *damaged) toPostgres() {
 	d.t.Helper()
@@ -137,10 +164,28 @@ func TestDoctorFindsWhatIsWrongInEveryStore(t *testing.T) {
 			if status != 0 || !strings.Contains(out, "state: absent\n") || !strings.Contains(out, "API_KEY_REVOKED") || !strings.Contains(out, "stored: id \""+d.revoked) || !strings.Contains(out, ": nothing\n") {
 				t.Errorf("%d %v %s", status, err, out)
 			}
-			if _, status, err := d.command(true, "doctor", "--accept", hash, "--reason", "no"); status != 2 || !strings.Contains(err.Error(), "restore a backup") {
+			named := d.named(hash)
+			if !strings.Contains(out, "digest: "+named[strings.LastIndex(named, "@")+1:]+"\n") {
+				t.Errorf("the explanation has another digest than %s: %s", named, out)
+			}
+			if _, status, err := d.command(true, "doctor", "--accept", named, "--reason", "no"); status != 2 || !strings.Contains(err.Error(), "restore a backup") {
 				t.Errorf("%d %v", status, err)
 			}
-			d.remove(hash)
+			for _, wrong := range []string{hash, fmt.Sprintf("%+q@0123456789abcdef", hash), fmt.Sprintf("%+q@absent", hash)} {
+				if _, status, err := d.command(true, "doctor", "--remove", wrong, "--reason", "it was revoked"); status != 2 || !strings.Contains(err.Error(), "igest") {
+					t.Errorf("%s: %d %v", wrong, status, err)
+				}
+			}
+			out, status, err = d.command(true, "doctor", "--remove", named, "--reason", "it was revoked")
+			if status != 0 || !strings.HasPrefix(out, "rows removed: 1, entry ") {
+				t.Fatalf("%d %v %s", status, err, out)
+			}
+			if out, status, err := d.command(true, "doctor"); status != 0 {
+				t.Errorf("%d %v %s", status, err, out)
+			}
+			if e := d.newestOf("STATE_ROWS_REMOVED"); e == nil || e["reason"] != "it was revoked" || e["row_1"] != fmt.Sprintf("%+q", hash) {
+				t.Errorf("the log has %v", e)
+			}
 		})
 	}
 }
@@ -155,32 +200,39 @@ func TestDoctorAcceptsARowForGood(t *testing.T) {
 			row := d.find(d.rows(d.at), "tenant/ten_", "")
 			d.remove(row)
 			out, status, _ := d.command(true, "doctor")
-			if status != 1 || !strings.Contains(out, fmt.Sprintf("%+q\n", row)) || !strings.Contains(out, "removed: ") || !strings.Contains(out, "--accept ROW --reason TEXT") {
+			if status != 1 || !strings.Contains(out, fmt.Sprintf("%+q\n", row)) || !strings.Contains(out, "removed: ") || !strings.Contains(out, "--accept ROW@DIGEST --reason TEXT") {
 				t.Fatalf("%d %s", status, out)
 			}
-			for _, wrong := range [][]string{{"--accept", row}, {"--reason", "x"}, {"--accept", "tenant/none", "--reason", "x"}, {"--accept", row, "--reason", "\u00e9"}} {
-				if out, status, err := d.command(true, append([]string{"doctor"}, wrong...)...); status != 2 {
-					t.Errorf("%q: %d %v %s", wrong, status, err, out)
+			named := d.named(row)
+			if named != fmt.Sprintf("%+q@absent", row) {
+				t.Error(named)
+			}
+			for _, wrong := range []struct {
+				args []string
+				says string
+			}{
+				{[]string{"--accept", named}, "--reason is empty"}, {[]string{"--accept", named, "--reason", " "}, "--reason is empty"},
+				{[]string{"--remove", named}, "--reason is empty"}, {[]string{"--reason", "x"}, "--reason is for --accept and --remove"},
+				{[]string{"--accept", "tenant/none@absent", "--reason", "x"}, "no such row was found to be wrong"},
+				{[]string{"--accept", row, "--reason", "x"}, "name it as ROW@DIGEST"},
+				{[]string{"--accept", fmt.Sprintf("%+q@0123456789abcdef", row), "--reason", "x"}, "has changed since latticekeep doctor printed"},
+				{[]string{"--accept", named, "--reason", "\u00e9"}, "printable ASCII"},
+				{[]string{"--accept", named, "--remove", named, "--reason", "x"}, "none of the others can be"},
+				{[]string{"--accept", named, "--explain", row, "--reason", "x"}, "none of the others can be"},
+			} {
+				if out, status, err := d.command(true, append([]string{"doctor"}, wrong.args...)...); status != 2 || !strings.Contains(err.Error(), wrong.says) {
+					t.Errorf("%q: %d %v %s", wrong.args, status, err, out)
 				}
 			}
-			out, status, err := d.command(true, "doctor", "--accept", row, "--reason", "the tenant left")
+			out, status, err := d.command(true, "doctor", "--accept", named, "--reason", "the tenant left")
 			if status != 0 || !strings.HasPrefix(out, "rows accepted: 1, entry ") {
 				t.Fatalf("%d %v %s", status, err, out)
 			}
 			if out, status, err := d.command(true, "doctor"); status != 0 {
 				t.Errorf("%d %v %s", status, err, out)
 			}
-			url, end := d.serve(d.at) // a server begins where the command has ended
-			system := d.connect(url, d.systemKey())
-			entries, err := system.QueryAuditLog(t.Context(), &v2.QueryAuditLogParams{})
-			must(t, err)
-			end()
-			found := false
-			for _, e := range entries.Entries {
-				found = found || string(e.EventType) == "STATE_ROWS_ACCEPTED" && e.Attributes["reason"] == "the tenant left" && e.Attributes["row_1"] == fmt.Sprintf("%+q", row)
-			}
-			if !found {
-				t.Error("the acceptance is not in the log")
+			if e := d.newestOf("STATE_ROWS_ACCEPTED"); e["reason"] != "the tenant left" || e["row_1"] != fmt.Sprintf("%+q", row) {
+				t.Errorf("the log has %v", e)
 			}
 		})
 	}
@@ -194,8 +246,10 @@ func TestDoctorSaysWhenItCouldNotLook(t *testing.T) {
 	if _, err := run(t, "doctor"); ExitStatus(err) != 2 || !strings.Contains(err.Error(), "--data-dir or --store") {
 		t.Error(err)
 	}
-	if _, err := run(t, "doctor", "--none"); ExitStatus(err) != 2 {
-		t.Error(err)
+	for _, wrong := range [][]string{{"--none"}, {"row"}, {"--data-dir", "x", "--store", "y"}, {"--data-dir", "x", "--explain", ""}, {"--data-dir", "x", "--fingerprint", "0"}, {"--data-dir", "x"}} {
+		if _, err := run(t, append([]string{"doctor"}, wrong...)...); ExitStatus(err) != 2 {
+			t.Errorf("%q: %v", wrong, err)
+		}
 	}
 	entry := d.find(d.rows(d.at), "audit/entry/", "API_KEY_REVOKED")
 	d.remove(entry)

@@ -1,6 +1,6 @@
 // Package doctor examines the stored rows of a deployment that no server uses. It says which of them
 // are damaged, missing, or not those that the audit log commits to, and what the log has about them.
-// It also takes rows into the state as they are, when the operator has decided that they are right.
+// It also takes rows into the state as they are, or removes them, when the operator has decided so.
 //
 // An examination reads every row. Without a KMS key it checks what needs no key: the rows that the
 // log names, and that no key is missing. With one it opens all keys, checks the MAC of every row that
@@ -33,6 +33,8 @@ type Options struct {
 	KMS    []keyring.KMS // the current KMS key, then the previous ones; empty: without keys
 	State  *state.State  // bound to the log of a caller that will accept rows; nil: a new one
 	Row    func()        // called for each row that is read; nil: not called
+
+	without [][]byte // keys of rows that are taken as missing
 }
 
 // Examine examines the rows of s. Nothing may write to the store meanwhile. Errors:
@@ -41,7 +43,11 @@ func Examine(ctx context.Context, s store.Store, o Options) (*Examination, error
 	if o.Row == nil {
 		o.Row = func() {}
 	}
-	x := &Examination{store: s, state: o.State, byKey: make(map[string]*Finding)}
+	x := &Examination{store: s, options: o, state: o.State, byKey: make(map[string]*Finding)}
+	if len(o.without) > 0 {
+		s = withoutRows{s, o.without}
+		x.store = s
+	}
 	if x.state == nil {
 		x.state = state.New(nil)
 	}
@@ -190,6 +196,9 @@ func (x *Examination) compareState(ctx context.Context) error {
 	x.unnamed = x.state.Unnamed(found.Refused)
 	for key := range x.byKey { // a missing row that another check names
 		_ = x.unnamed.Try([]byte(key))
+	}
+	for _, key := range x.options.without {
+		_ = x.unnamed.Try(key)
 	}
 	for _, e := range found.Refused {
 		if e.Key != nil {

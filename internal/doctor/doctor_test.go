@@ -3,6 +3,7 @@ package doctor_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -387,7 +388,25 @@ func TestADamagedStateIsFound(t *testing.T) {
 }
 
 // accept accepts rows as the command does, and returns what it did.
-func (h *house) accept(reason string, rows ...string) (doctor.Accepted, error) {
+func (h *house) accept(reason string, rows ...string) (doctor.Resolved, error) {
+	h.t.Helper()
+	return h.change((*doctor.Examination).Accept, reason, rows)
+}
+
+// remove removes rows as the command does.
+func (h *house) remove(reason string, rows ...string) (doctor.Resolved, error) {
+	h.t.Helper()
+	return h.change((*doctor.Examination).Remove, reason, rows)
+}
+
+func (h *house) change(do func(*doctor.Examination, context.Context, *writer.Log, []string, string) (doctor.Resolved, error), reason string, rows []string) (doctor.Resolved, error) {
+	h.t.Helper()
+	return do(h.examineToChange(), h.t.Context(), h.log, rows, reason)
+}
+
+// examineToChange examines the store as a command does that changes rows. The services do not use the
+// store any more, until reopen.
+func (h *house) examineToChange() *doctor.Examination {
 	h.t.Helper()
 	h.must(h.raw.Close())
 	bound := state.New(nil)
@@ -395,11 +414,13 @@ func (h *house) accept(reason string, rows ...string) (doctor.Accepted, error) {
 	var err error
 	h.raw, err = bolt.Open(h.path, bolt.Options{Hook: h.log.Commit})
 	h.must(err)
-	x := h.examineWith(doctor.Options{KMS: []keyring.KMS{h.kms}, State: bound})
-	done, err := x.Accept(h.t.Context(), h.log, rows, reason)
+	return h.examineWith(doctor.Options{KMS: []keyring.KMS{h.kms}, State: bound})
+}
+
+func (h *house) reopen() {
+	h.t.Helper()
 	h.must(h.raw.Close())
 	h.open()
-	return done, err
 }
 
 func TestAnAcceptedRowIsTheOneThatCounts(t *testing.T) {
@@ -427,23 +448,23 @@ func TestAnAcceptedRowIsTheOneThatCounts(t *testing.T) {
 	if _, err := h.identity.SignIn(ctx, stranger, "a@example.com", secret.Bytes(password)); err == nil {
 		t.Fatal("the earlier password is right")
 	}
-	var rows []string
+	var rows, named []string
 	for _, f := range h.examine(h.kms).Findings {
 		if !f.Acceptable() {
 			t.Errorf("%s is not acceptable: %v", f.Row(), f.Problems)
 		}
-		rows = append(rows, f.Row())
+		rows, named = append(rows, f.Row()), append(named, f.Named())
 	}
 	if len(rows) != 3 {
 		t.Fatalf("%q", rows)
 	}
-	if _, err := h.accept("", rows...); err == nil {
+	if _, err := h.accept("", named...); err == nil {
 		t.Error("rows were accepted without a reason")
 	}
-	if _, err := h.accept("checked by hand", `"user/row/none"`); err == nil {
+	if _, err := h.accept("checked by hand", `"user/row/none"@absent`); !errors.Is(err, doctor.ErrNoRow) {
 		t.Error("a row that is not wrong was accepted")
 	}
-	done, err := h.accept("checked by hand", rows...)
+	done, err := h.accept("checked by hand", named...)
 	h.must(err)
 	x := h.examine(h.kms)
 	for _, f := range x.Findings {
@@ -458,6 +479,7 @@ func TestAnAcceptedRowIsTheOneThatCounts(t *testing.T) {
 		len(e.Attributes["digest"]) != 64 || e.Attributes["row_1"] != rows[0] || e.Attributes["row_3"] != rows[2] || e.Attributes[audit.AttributeState] == "" || done.Last != done.First {
 		t.Errorf("%+v %+v", done, e)
 	}
+	h.reopen()
 	if _, err := h.identity.SignIn(ctx, stranger, "a@example.com", secret.Bytes(password)); err != nil {
 		t.Error("the accepted password is wrong:", err)
 	}
@@ -485,7 +507,7 @@ func TestADamagedRowIsNotAccepted(t *testing.T) {
 		t.Fatalf("%d findings", len(findings))
 	}
 	for _, f := range findings {
-		if _, err := h.accept("why not", f.Row()); err == nil || !strings.Contains(err.Error(), "restore a backup") {
+		if _, err := h.accept("why not", f.Named()); err == nil || !strings.Contains(err.Error(), "restore a backup") {
 			t.Errorf("%s was accepted: %v", f.Row(), err)
 		}
 	}
@@ -507,7 +529,7 @@ func TestManyRowsAreAcceptedTogether(t *testing.T) {
 	h.tamper(gone)
 	var rows []string
 	for _, f := range h.examine(h.kms).Findings {
-		rows = append(rows, f.Row())
+		rows = append(rows, f.Named())
 	}
 	done, err := h.accept("namespaces that are gone", rows...)
 	h.must(err)

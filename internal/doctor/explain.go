@@ -29,6 +29,7 @@ type Explanation struct {
 	Says     string // what such a row says
 	Risk     string // what follows when somebody puts back an old one, or removes it
 	Stored   string // in words, without secrets
+	Digest   string // of the row as it is stored, see [state.State.Digest]; empty: the state was not checked
 	State    string
 	Finding  *Finding  // nil: nothing is wrong with the row
 	Resource string    // id that the log knows the resource by; empty: unknown
@@ -36,8 +37,9 @@ type Explanation struct {
 	Activity *Activity // what the resource did as a principal since; nil: it cannot act
 }
 
-// Explain says what is known about a row.
+// Explain says what is known about a row, which may be named with a digest.
 func (x *Examination) Explain(ctx context.Context, row string) (*Explanation, error) {
+	row, _ = splitDigest(row)
 	found, err := x.Find(row)
 	if err != nil {
 		found = nil
@@ -52,6 +54,7 @@ func (x *Examination) Explain(ctx context.Context, row string) (*Explanation, er
 	e := &Explanation{Row: row, Finding: found}
 	if key == nil {
 		e.Family, e.Stored, e.State = found.Family, "nothing", "present: the deployment did not delete the row"
+		e.Digest = found.Digest
 		if f, ok := state.FamilyOf([]byte(e.Family)); ok {
 			e.Deciding, e.Says, e.Risk = f.Deciding, f.Says, f.Risk
 		}
@@ -68,7 +71,7 @@ func (x *Examination) Explain(ctx context.Context, row string) (*Explanation, er
 	if err != nil {
 		return nil, err
 	}
-	e.Stored = describe(e.Family, key, value)
+	e.Stored, e.Digest = describe(e.Family, key, value), x.digest(key, value)
 	e.State = x.explainState(key, value, e.Deciding)
 	e.Resource = subject(e.Family, key, value)
 	h := make(history)
@@ -107,6 +110,14 @@ func (x *Examination) since(ctx context.Context, user string, entries []*Entry) 
 	found := h[user].Activity
 	a.First, a.Last, a.Types = found.First, found.Last, found.Types
 	return a, err
+}
+
+// digest returns the digest of a row that was read.
+func (x *Examination) digest(key, value []byte) string {
+	if !x.State {
+		return ""
+	}
+	return x.state.Digest(key, value)
 }
 
 func (x *Examination) explainState(key, value []byte, deciding bool) string {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
 	"time"
@@ -25,6 +26,7 @@ type Examination struct {
 	Stateless bool       // an earlier release wrote the store, which has no state yet
 
 	store   store.Store
+	options Options
 	ring    *keyring.Ring
 	state   *state.State
 	unnamed *state.Unnamed
@@ -41,6 +43,7 @@ type Finding struct {
 	Problems []string     // what is wrong
 	Reason   state.Reason // why the state refuses the row; empty: it does not
 	Entry    *Entry       // newest entry of the log about it; nil: none was found
+	Digest   string       // of the row as it is stored, see [state.State.Digest]; empty: the state was not checked
 
 	sequence uint64 // entry that contradicts the row; 0: unknown
 	lasting  bool   // what is wrong stays wrong when the row is accepted
@@ -57,7 +60,17 @@ func (f *Finding) Row() string {
 }
 
 // Acceptable reports whether [Examination.Accept] takes the row.
-func (f *Finding) Acceptable() bool { return f.refused != nil && !f.lasting }
+func (f *Finding) Acceptable() bool { return f.Digest != "" && f.refused != nil && !f.lasting }
+
+// Removable reports whether [Examination.Remove] may delete the row: it is stored, and not one that
+// the deployment itself needs.
+func (f *Finding) Removable() bool {
+	of, ok := state.FamilyOf(f.Key)
+	return f.Digest != "" && f.Digest != state.Absent && ok && of.Prefix != "state/" && (!of.Own || f.Reason == state.Added)
+}
+
+// Named returns the row with its digest, as [Examination.Accept] and [Examination.Remove] take it.
+func (f *Finding) Named() string { return f.Row() + "@" + f.Digest }
 
 // Entry is what an examination shows of an entry of the log.
 type Entry struct {
@@ -144,6 +157,17 @@ func ParseRow(row string) []byte {
 
 // ErrNoRow is the error for a row that no finding is about.
 var ErrNoRow = errors.New("no such row was found to be wrong: give it as latticekeep doctor prints it")
+
+// rowAtDigest matches a row that is named with a digest.
+var rowAtDigest = regexp.MustCompile(`(?s)^(.+)@(` + state.Absent + `|[0-9a-f]{16})$`)
+
+// splitDigest returns the row and the digest of ROW@DIGEST. The digest is empty when there is none.
+func splitDigest(named string) (row, digest string) {
+	if m := rowAtDigest.FindStringSubmatch(named); m != nil {
+		return m[1], m[2]
+	}
+	return named, ""
+}
 
 // Find returns the finding about a row, which is spelled as [Finding.Row] does or as the plain key.
 func (x *Examination) Find(row string) (*Finding, error) {

@@ -170,6 +170,7 @@ func (x *Examination) nameFindings(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		f.Digest = x.digest(f.Key, value)
 		subjects[f] = subject(f.Family, f.Key, value)
 		h.want(subjects[f])
 	}
@@ -205,12 +206,13 @@ func (x *Examination) nameFindings(ctx context.Context) error {
 		delete(x.byKey, r.Family+"#"+r.ID())
 		x.refuse(r)
 		f := x.byKey[string(r.Key)]
+		f.Digest = state.Absent
 		subjects[f] = subject(f.Family, f.Key, nil)
 	}
 	maps.Copy(h, late)
 	for _, f := range x.byKey {
 		if f.Key == nil {
-			f.Group = groups[f.refused]
+			f.Group, f.Digest = groups[f.refused], state.Absent
 		}
 		if a := h[subjects[f]]; a != nil && len(a.newest) > 0 {
 			f.Entry = a.newest[len(a.newest)-1]

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/latticekeep/latticekeep/internal/fault"
@@ -87,45 +88,110 @@ func (u *Unnamed) InGroup(prefix []byte) []*RowError {
 	return u.groups[u.hasher.group(f.Number, prefix)]
 }
 
+// Absent is the digest of a row that is missing.
+const Absent = "absent"
+
+// Digest returns a digest of a row as it is stored, 16 hex digits, or [Absent] for a nil value. It is
+// keyed, so nobody without the deployment's hash key can make another value with the same digest. It
+// is "" before [State.Use].
+func (s *State) Digest(key, value []byte) string {
+	h := s.hasher.Load()
+	switch {
+	case h == nil:
+		return ""
+	case value == nil:
+		return Absent
+	}
+	t := h.tag(key, value)
+	return hex.EncodeToString(t[:8])
+}
+
+// Seen is a row as somebody has seen it.
+type Seen struct {
+	Key     []byte    // nil: see Missing
+	Digest  string    // of [State.Digest]
+	Missing *RowError // a missing row whose key is unknown
+}
+
 // errOtherRow is the error of a row that is as the state says.
-var errOtherRow = fault.New(fault.Conflict, "a row that is to be accepted is not wrong, or has changed meanwhile: look again with latticekeep doctor")
+var errOtherRow = fault.New(fault.Conflict, "a row that is to be accepted is not wrong any more: look again with latticekeep doctor")
+
+// Changed is the error of a row that is not as it was seen.
+func (row Seen) Changed() error {
+	name := fmt.Sprintf("%+q", row.Key)
+	if row.Key == nil {
+		name = row.Missing.Family + "#" + row.Missing.ID()
+	}
+	return fault.New(fault.Conflict, fmt.Sprintf("the row %s has changed since latticekeep doctor printed the digest %s: look at it again before you accept or remove it", name, row.Digest))
+}
 
 // Accept takes rows that a scan refused into the state as st holds them, in one commit: the log then
 // commits to the value of each, or to its absence. st is the store without its guard. appendEntries is part
 // of the commit and appends the entries that say so. The digest, hex of a SHA-256, is over the keyed
-// hashes of the rows. Errors: fault.Conflict for a row that is as the state says, fault.Unavailable
-// when the rows of the state are damaged, and those of the store and of appendEntries.
-func (s *State) Accept(ctx context.Context, st store.Store, rows []*RowError, appendEntries func(tx store.Tx, digest string) error) error {
+// hashes of the rows as they are seen. Errors: fault.Conflict for a row that has changed since it was
+// seen, or that is as the state says, fault.Unavailable when the rows of the state are damaged, and
+// those of the store and of appendEntries.
+func (s *State) Accept(ctx context.Context, st store.Store, rows []Seen, appendEntries func(tx store.Tx, digest string) error) error {
+	return s.resolve(ctx, st, rows, appendEntries, func(tx store.Tx, _ Seen, r record) error {
+		if r.id[0] == 0 || s.newestTag(r.id) == r.tag { // the family does not decide, or nothing is wrong
+			return errOtherRow
+		}
+		tx.Enqueue(Change{record: r})
+		return nil
+	})
+}
+
+// Remove deletes rows in one commit, also such as do not decide: the log then commits to their absence.
+// Parameters and errors are those of [State.Accept]; a row that is missing has changed.
+func (s *State) Remove(ctx context.Context, st store.Store, rows []Seen, appendEntries func(tx store.Tx, digest string) error) error {
+	return s.resolve(ctx, st, rows, appendEntries, func(tx store.Tx, row Seen, r record) error {
+		if r.tag == absent {
+			return row.Changed()
+		}
+		if s.newestTag(r.id) != absent {
+			tx.Enqueue(Change{record: record{id: r.id}})
+		}
+		return tx.Delete(row.Key)
+	})
+}
+
+// resolve calls do for each row, with its record as st holds it, in one commit.
+func (s *State) resolve(ctx context.Context, st store.Store, rows []Seen, appendEntries func(tx store.Tx, digest string) error, do func(tx store.Tx, row Seen, r record) error) error {
 	h := s.hasher.Load()
 	return st.Update(ctx, func(tx store.Tx) error {
 		if _, err := s.at(tx, s.known()); err != nil { // the newest change that another process has made
 			return err
 		}
 		sum := sha256.New()
-		for _, e := range rows {
-			r := record{id: e.id} // absent
-			if e.Key != nil {
-				f, ok := FamilyOf(e.Key)
-				if !ok || !f.Deciding {
-					return errOtherRow
-				}
-				value, err := tx.Get(e.Key)
+		for _, row := range rows {
+			var r record
+			digest := Absent
+			if row.Key == nil {
+				r.id = row.Missing.id
+			} else {
+				f, _ := FamilyOf(row.Key)
+				value, err := tx.Get(row.Key)
 				if err != nil {
 					return err
 				}
-				r = h.record(f, e.Key, value)
+				digest, r = s.Digest(row.Key, value), h.record(f, row.Key, value)
 			}
-			s.mu.RLock()
-			known := s.table.tagOf(r.id)
-			s.mu.RUnlock()
-			if known == r.tag {
-				return errOtherRow
+			if digest != row.Digest {
+				return row.Changed()
 			}
-			tx.Enqueue(Change{record: r})
+			if err := do(tx, row, r); err != nil {
+				return err
+			}
 			_, _ = sum.Write(r.append(nil)) // a hash never fails
 		}
 		return appendEntries(tx, hex.EncodeToString(sum.Sum(nil)))
 	})
+}
+
+func (s *State) newestTag(i id) tag {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.table.tagOf(i)
 }
 
 // IsDamaged reports whether an error of the state means that its own rows are not those that were

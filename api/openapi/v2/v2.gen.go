@@ -466,6 +466,7 @@ const (
 	EventTypeSESSIONREFRESHED       EventType = "SESSION_REFRESHED"
 	EventTypeSTATECOMMITTED         EventType = "STATE_COMMITTED"
 	EventTypeSTATEROWSACCEPTED      EventType = "STATE_ROWS_ACCEPTED"
+	EventTypeSTATEROWSREMOVED       EventType = "STATE_ROWS_REMOVED"
 	EventTypeTENANTACTIVATED        EventType = "TENANT_ACTIVATED"
 	EventTypeTENANTCREATED          EventType = "TENANT_CREATED"
 	EventTypeTENANTLIMITED          EventType = "TENANT_LIMITED"
@@ -602,6 +603,8 @@ func (e EventType) Valid() bool {
 	case EventTypeSTATECOMMITTED:
 		return true
 	case EventTypeSTATEROWSACCEPTED:
+		return true
+	case EventTypeSTATEROWSREMOVED:
 		return true
 	case EventTypeTENANTACTIVATED:
 		return true

@@ -16,6 +16,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/cli/command"
 	"github.com/latticekeep/latticekeep/internal/doctor"
+	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/offline"
 	"github.com/latticekeep/latticekeep/internal/progress"
 	"github.com/latticekeep/latticekeep/internal/state"
@@ -28,6 +29,7 @@ type doctorOptions struct {
 	command.Pin
 	explain  string
 	accept   []string
+	remove   []string
 	reason   string
 	progress bool
 }
@@ -42,7 +44,7 @@ const (
 func NewDoctorCommand() *cobra.Command {
 	var o doctorOptions
 	cmd := &cobra.Command{
-		Use:   "doctor (--data-dir DIR | --store URL) [--explain ROW | --accept ROW … --reason TEXT]",
+		Use:   "doctor (--data-dir DIR | --store URL) [--explain ROW | --accept ROW@DIGEST … --reason TEXT | --remove ROW@DIGEST … --reason TEXT]",
 		Short: "Find damaged, missing and replaced rows of a stopped store",
 		Long: `Examine every row of a store whose server is stopped, after its audit log is
 verified. It lists each row that is damaged, missing or not the one that the log
@@ -56,36 +58,46 @@ not look: the log does not hold, or the store or the KMS does not answer.
 what the log has about it. For an API key, a user or a session it counts the
 entries that it has made since the newest change, such as its revocation.
 
---accept ROW takes a row as it is, also one that is missing: the log commits to it
-from then on, and an entry STATE_ROWS_ACCEPTED names it with --reason. Accept a row
-only if you know who wrote it: a row that was put back may be a revoked key or an
-earlier role. It may be repeated. A row that is damaged, or that contradicts an entry
-of the log, is not accepted: restore a backup.
+--accept ROW@DIGEST takes a row as it is, also one that is missing: the log commits
+to it from then on, and an entry STATE_ROWS_ACCEPTED names it with --reason. Accept a
+row only if you know who wrote it: a row that was put back may be a revoked key or an
+earlier role. A row that is damaged, or that contradicts an entry of the log, is not
+accepted: restore a backup, or remove the row.
 
-Rows are spelled as this command prints them, with their quotes.`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			err := o.run(cmd)
-			var s *command.StatusError
-			if err != nil && !errors.As(err, &s) {
-				err = &command.StatusError{Status: statusUnknown, Err: err}
-			}
-			return err
+--remove ROW@DIGEST deletes a row that is wrong and that nobody needs, such as a
+revoked key that was put back: the log commits to its absence, and an entry
+STATE_ROWS_REMOVED names it with --reason. It refuses if something else would be
+wrong without the row, as when the log has a credential that was not deleted.
+
+Both may be repeated. DIGEST is what this command and --explain print of a row as it
+is stored: a keyed digest of key and value, or "absent". A row that has changed since
+is refused. Rows are spelled as this command prints them, with their quotes.`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			return unknown(errors.Join(cobra.NoArgs(cmd, args), cmd.ValidateFlagGroups()))
 		},
+		RunE: func(cmd *cobra.Command, _ []string) error { return unknown(o.run(cmd)) },
 	}
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
-		return &command.StatusError{Status: statusUnknown, Err: err}
-	})
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return unknown(err) })
 	command.RegisterStore(cmd, &o.Deployment, "of a stopped server")
 	command.RegisterKMS(cmd, &o.Deployment, "KMS key of --data-dir (default "+offline.KMSKeyFileName+" in it) or --store")
 	o.Pin.Register(cmd)
 	flags := cmd.Flags()
 	flags.StringVar(&o.explain, "explain", "", "row to explain")
-	flags.StringArrayVar(&o.accept, "accept", nil, "row to accept as it is; may be repeated")
-	flags.StringVar(&o.reason, "reason", "", "with --accept: why, in 1 to 200 printable ASCII characters; the log keeps it for good")
+	flags.StringArrayVar(&o.accept, "accept", nil, "row to accept as it is, with the digest that was printed; may be repeated")
+	flags.StringArrayVar(&o.remove, "remove", nil, "row to delete, with the digest that was printed; may be repeated")
+	flags.StringVar(&o.reason, "reason", "", "with --accept or --remove: why, in 1 to 200 printable ASCII characters; the log keeps it for good")
 	flags.BoolVar(&o.progress, "progress", false, "show progress although standard error is no terminal")
-	cmd.MarkFlagsMutuallyExclusive("explain", "accept")
+	cmd.MarkFlagsMutuallyExclusive("explain", "accept", "remove")
 	return cmd
+}
+
+// unknown gives an error without a status that of a command that could not look.
+func unknown(err error) error {
+	var s *command.StatusError
+	if err != nil && !errors.As(err, &s) {
+		err = &command.StatusError{Status: statusUnknown, Err: err}
+	}
+	return err
 }
 
 func (o *doctorOptions) run(cmd *cobra.Command) error {
@@ -95,10 +107,10 @@ func (o *doctorOptions) run(cmd *cobra.Command) error {
 	switch {
 	case !o.Named():
 		return errors.New("say which store: --data-dir or --store")
-	case len(o.accept) > 0 && strings.TrimSpace(o.reason) == "":
-		return errors.New("--reason is empty: say why the rows are right as they are, since the log keeps it")
-	case len(o.accept) == 0 && o.reason != "":
-		return errors.New("--reason is for --accept: name the rows")
+	case len(o.accept)+len(o.remove) > 0 && strings.TrimSpace(o.reason) == "":
+		return errors.New("--reason is empty: say why, since the log keeps it")
+	case len(o.accept)+len(o.remove) == 0 && o.reason != "":
+		return errors.New("--reason is for --accept and --remove: name the rows")
 	}
 	a, err := o.Options(cmd)
 	if err != nil {
@@ -107,34 +119,40 @@ func (o *doctorOptions) run(cmd *cobra.Command) error {
 	p := progress.New(cmd.ErrOrStderr(), o.progress)
 	defer p.EndOf("rows read")
 	row := func() { p.AddOf("rows") }
-	if len(o.accept) > 0 {
-		return o.acceptRows(cmd, a, row)
+	if len(o.accept)+len(o.remove) > 0 {
+		return o.changeRows(cmd, a, row)
 	}
 	return o.WithStore(cmd.Context(), func(s store.Database) error {
-		x, err := o.examine(cmd.Context(), s, a, doctor.Options{Row: row})
-		if err != nil {
-			return err
-		}
-		if o.explain != "" {
+		return o.examine(cmd.Context(), s, a, doctor.Options{Row: row}, func(x *doctor.Examination) error {
+			if o.explain == "" {
+				return o.printExamination(cmd.OutOrStdout(), x)
+			}
 			e, err := x.Explain(cmd.Context(), o.explain)
 			if err != nil {
 				return err
 			}
 			return printExplanation(cmd.OutOrStdout(), e)
-		}
-		return o.printExamination(cmd.OutOrStdout(), x)
+		})
 	})
 }
 
-// examine verifies the log and examines the rows.
-func (o *doctorOptions) examine(ctx context.Context, s store.Store, a verify.Options, d doctor.Options) (x *doctor.Examination, err error) {
+// examine verifies the log, examines the rows, and passes what was found to use, while the KMS keys
+// are open.
+func (o *doctorOptions) examine(ctx context.Context, s store.Store, a verify.Options, d doctor.Options, use func(*doctor.Examination) error) (err error) {
 	if d.Report, err = verify.Store(ctx, s, a); err != nil {
-		return nil, fmt.Errorf("verifying the log, which the rows are held against; restore a backup: %w", err)
+		return fmt.Errorf("verifying the log, which the rows are held against; restore a backup: %w", err)
 	}
 	if !o.HasKMSKey() {
-		return nil, errors.New("the KMS key is needed: " + namesKMS)
+		return errors.New("the KMS key is needed: " + namesKMS)
 	}
-	return examine(ctx, &o.Deployment, s, d)
+	return o.WithKMS(ctx, func(keys []keyring.KMS) error {
+		d.KMS = keys
+		x, err := doctor.Examine(ctx, s, d)
+		if err != nil {
+			return err
+		}
+		return use(x)
+	})
 }
 
 func (o *doctorOptions) printExamination(w io.Writer, x *doctor.Examination) error {
@@ -142,43 +160,49 @@ func (o *doctorOptions) printExamination(w io.Writer, x *doctor.Examination) err
 		_, err := fmt.Fprintf(w, "ok: all is well\n%s\n", rowsLine(x))
 		return err
 	}
-	acceptable := false
+	choice := false
 	printFindings(w, x, func(f *doctor.Finding) string {
-		if !f.Acceptable() {
-			return "restore a backup"
+		remedy := "restore a backup"
+		if f.Acceptable() {
+			remedy += "; or, if you know that it is right as it is, accept " + f.Named()
 		}
-		acceptable = true
-		return "restore a backup; or, if you know that it is right as it is, accept it"
+		if f.Removable() {
+			remedy += "; or, if nobody needs it, remove " + f.Named()
+		}
+		choice = choice || f.Acceptable() || f.Removable()
+		return remedy
 	})
-	if acceptable {
-		fmt.Fprintln(w, "To accept a row, with the flags of the store and the KMS key: latticekeep doctor --accept ROW --reason TEXT (in single quotes for a shell)")
+	if choice {
+		fmt.Fprintln(w, "To accept or remove a row, with the flags of the store and the KMS key: latticekeep doctor --accept ROW@DIGEST --reason TEXT, or --remove (ROW@DIGEST in single quotes for a shell)")
 	}
 	return &command.StatusError{Status: statusFindings, Err: fmt.Errorf("rows that do not hold: %d; latticekeep doctor --explain ROW says more of one", len(x.Findings))}
 }
 
-// acceptRows takes rows into the state as they are.
-func (o *doctorOptions) acceptRows(cmd *cobra.Command, a verify.Options, row func()) error {
+// changeRows accepts rows as they are, or removes them.
+func (o *doctorOptions) changeRows(cmd *cobra.Command, a verify.Options, row func()) error {
 	bound := state.New(nil)
 	log := writer.New(time.Now, bound)
 	return o.WithWritableStore(cmd.Context(), log.Commit, func(s store.Database) error {
-		x, err := o.examine(cmd.Context(), s, a, doctor.Options{State: bound, Row: row})
-		if err != nil {
+		return o.examine(cmd.Context(), s, a, doctor.Options{State: bound, Row: row}, func(x *doctor.Examination) error {
+			what, change, rows := "accepted", x.Accept, o.accept
+			if len(o.remove) > 0 {
+				what, change, rows = "removed", x.Remove, o.remove
+			}
+			done, err := change(cmd.Context(), log, rows, o.reason)
+			if err != nil {
+				return err
+			}
+			entries := fmt.Sprintf("entry %d", done.First)
+			if done.Last > done.First {
+				entries = fmt.Sprintf("entries %d to %d", done.First, done.Last)
+			}
+			left := ""
+			if n := len(x.Findings) - done.Rows; n > 0 {
+				left = fmt.Sprintf("rows that still do not hold: %d\n", n)
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "rows %s: %d, %s\n%s", what, done.Rows, entries, left)
 			return err
-		}
-		done, err := x.Accept(cmd.Context(), log, o.accept, o.reason)
-		if err != nil {
-			return err
-		}
-		entries := fmt.Sprintf("entry %d", done.First)
-		if done.Last > done.First {
-			entries = fmt.Sprintf("entries %d to %d", done.First, done.Last)
-		}
-		left := ""
-		if n := len(x.Findings) - done.Rows; n > 0 {
-			left = fmt.Sprintf("rows that still do not hold: %d\n", n)
-		}
-		_, err = fmt.Fprintf(cmd.OutOrStdout(), "rows accepted: %d, %s\n%s", done.Rows, entries, left)
-		return err
+		})
 	})
 }
 
@@ -190,7 +214,11 @@ func printExplanation(out io.Writer, e *doctor.Explanation) error {
 	} else {
 		fmt.Fprintf(&b, "family: %s\nsays: %s\nrisk: %s\n", e.Family, e.Says, e.Risk)
 	}
-	fmt.Fprintf(&b, "stored: %s\nstate: %s\n", e.Stored, e.State)
+	fmt.Fprintf(&b, "stored: %s\n", e.Stored)
+	if e.Digest != "" {
+		fmt.Fprintf(&b, "digest: %s\n", e.Digest)
+	}
+	fmt.Fprintf(&b, "state: %s\n", e.State)
 	if e.Finding == nil {
 		b.WriteString("wrong: nothing was found\n")
 	} else {
