@@ -97,20 +97,10 @@ func (s *State) Scan(ctx context.Context, st store.Store, share float64) (Scan, 
 	if err := s.missing(seen, table, &result); err != nil {
 		return result, err
 	}
-	return result, st.View(ctx, func(r store.Reader) error {
-		row, err := r.Get(HeadKey)
-		if err != nil {
-			return err
-		}
-		h, err := s.hasher.Load().decodeHead(row)
-		if err == nil {
-			_, err = load(r, h)
-		}
-		if err != nil {
-			return ownError(err)
-		}
-		return nil
-	})
+	if _, _, err := s.hasher.Load().load(ctx, st); err != nil {
+		return result, ownError(err)
+	}
+	return result, nil
 }
 
 // missing adds the rows that the state has, that the scan has not seen, and that did not change
@@ -119,7 +109,7 @@ func (s *State) missing(seen []uint64, scanned *table, result *Scan) error {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	if s.table != scanned {
-		return errTooOld // the state was read anew meanwhile
+		return errReread
 	}
 	names := make(map[byte]Family)
 	for _, f := range Families {

@@ -174,10 +174,10 @@ func (r *reader) Get(key []byte) ([]byte, error) {
 // refused or missing, also when visit ends it early. Other scans are lists: they pass over refused
 // rows, so that one row does not keep the others from being seen.
 func (r *reader) Scan(rg store.Range, visit func(key, value []byte) bool) error {
-	f, ok := FamilyOf(rg.From)
-	if r.free || ok && !f.Deciding {
+	if r.free {
 		return r.raw.Scan(rg, visit)
 	}
+	f, _ := FamilyOf(rg.From)
 	prefix := f.GroupOf(rg.From)
 	all := f.Whole && isPrefix(rg, []byte(f.Prefix))
 	whole := all || prefix != nil && isPrefix(rg, prefix)

@@ -184,6 +184,9 @@ func (w *Watcher) scan(ctx context.Context) {
 		found, err := w.State.Scan(ctx, w.database, scanShare)
 		for _, e := range found.Refused {
 			w.report(e)
+			if fault.Of(e) == fault.Unavailable { // a row of the deployment itself
+				w.State.Halt(e)
+			}
 		}
 		switch {
 		case ctx.Err() != nil:
