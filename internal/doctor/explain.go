@@ -29,7 +29,7 @@ type Explanation struct {
 	Says     string // what such a row says
 	Risk     string // what follows when somebody puts back an old one, or removes it
 	Stored   string // in words, without secrets
-	Digest   string // of the row as it is stored, see [state.State.Digest]; empty: the state was not checked
+	Digest   string // the stored row, see [state.State.Digest]; empty: the state was not checked
 	State    string
 	Finding  *Finding  // nil: nothing is wrong with the row
 	Resource string    // id that the log knows the resource by; empty: unknown

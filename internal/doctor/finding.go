@@ -43,7 +43,7 @@ type Finding struct {
 	Problems []string     // what is wrong
 	Reason   state.Reason // why the state refuses the row; empty: it does not
 	Entry    *Entry       // newest entry of the log about it; nil: none was found
-	Digest   string       // of the row as it is stored, see [state.State.Digest]; empty: the state was not checked
+	Digest   string       // the stored row, see [state.State.Digest]; empty: the state was not checked
 
 	sequence uint64 // entry that contradicts the row; 0: unknown
 	lasting  bool   // what is wrong stays wrong when the row is accepted

@@ -109,7 +109,7 @@ func (s *State) Digest(key, value []byte) string {
 // Seen is a row as somebody has seen it.
 type Seen struct {
 	Key     []byte    // nil: see Missing
-	Digest  string    // of [State.Digest]
+	Digest  string    // see [State.Digest]
 	Missing *RowError // a missing row whose key is unknown
 }
 

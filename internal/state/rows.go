@@ -161,7 +161,7 @@ func (h *hasher) decodeHead(b []byte) (d head, err error) {
 // journalReader reads the journal, and verifies that each change follows the one before.
 type journalReader struct {
 	next     uint64     // number of the first change that was not read yet
-	previous commitment // that of the change before next
+	previous commitment // the commitment of the change before next
 	begun    bool       // previous is known
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
@@ -462,7 +463,8 @@ func TestAPreviousVersionWithAcceptedRowsEnds(t *testing.T) {
 	if n, err := f.vault.Sweep(t.Context()); err != nil || n != 0 {
 		t.Fatal(n, err)
 	}
-	must(t, f.state.Accept(t.Context(), f.store.Store, f.watch.Refused()[:1], func(tx store.Tx, _ string) error {
+	seen := []state.Seen{{Key: keys[0], Digest: f.state.Digest(keys[0], []byte("junk"))}}
+	must(t, f.state.Accept(t.Context(), f.store.Store, seen, func(tx store.Tx, _ string) error {
 		_, err := f.log.Append(tx, audit.Event{
 			Type: audit.StateRowsAccepted, Outcome: audit.Success, Principal: authz.SystemPrincipal(authz.SystemTenant),
 			Resource: audit.Resource{Type: audit.ChainResource},
