@@ -112,14 +112,6 @@ func (x *Examination) since(ctx context.Context, user string, entries []*Entry) 
 	return a, err
 }
 
-// digest returns the digest of a row that was read.
-func (x *Examination) digest(key, value []byte) string {
-	if !x.State {
-		return ""
-	}
-	return x.state.Digest(key, value)
-}
-
 func (x *Examination) explainState(key, value []byte, deciding bool) string {
 	reason, known := x.state.Compare(key, value)
 	switch {

@@ -158,6 +158,14 @@ func ParseRow(row string) []byte {
 // ErrNoRow is the error for a row that no finding is about.
 var ErrNoRow = errors.New("no such row was found to be wrong: give it as latticekeep doctor prints it")
 
+// digest returns the digest of a row that was read.
+func (x *Examination) digest(key, value []byte) string {
+	if !x.State {
+		return ""
+	}
+	return x.state.Digest(key, value)
+}
+
 // rowAtDigest matches a row that is named with a digest.
 var rowAtDigest = regexp.MustCompile(`(?s)^(.+)@(` + state.Absent + `|[0-9a-f]{16})$`)
 
