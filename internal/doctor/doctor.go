@@ -16,7 +16,6 @@ import (
 	"strings"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
-	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/identity"
@@ -26,16 +25,6 @@ import (
 	"github.com/latticekeep/latticekeep/internal/transit"
 	"github.com/latticekeep/latticekeep/internal/vault"
 )
-
-// Options of an [Examine]. Report is required.
-type Options struct {
-	Report verify.Report // of the whole log, which the caller has verified
-	KMS    []keyring.KMS // the current KMS key, then the previous ones; empty: without keys
-	State  *state.State  // bound to the log of a caller that will accept rows; nil: a new one
-	Row    func()        // called for each row that is read; nil: not called
-
-	without [][]byte // keys of rows that are taken as missing
-}
 
 // Examine examines the rows of s. Nothing may write to the store meanwhile. Errors:
 // fault.Unavailable when the store or the KMS does not answer.

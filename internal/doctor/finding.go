@@ -11,10 +11,21 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
+
+// Options of an [Examine]. Report is required.
+type Options struct {
+	Report verify.Report // of the whole log, which the caller has verified
+	KMS    []keyring.KMS // the current KMS key, then the previous ones; empty: without keys
+	State  *state.State  // bound to the log of a caller that will accept rows; nil: a new one
+	Row    func()        // called for each row that is read; nil: not called
+
+	without [][]byte // keys of rows that are taken as missing
+}
 
 // Examination is what was found in a store.
 type Examination struct {
