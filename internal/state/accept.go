@@ -24,11 +24,12 @@ func (s *State) Compare(key, value []byte) (reason Reason, known bool) {
 	if !ok || !f.Deciding || !s.enforced() {
 		return "", false
 	}
+	err := s.check(row{f, key, value}, s.known().number)
 	var refused *RowError
-	if errors.As(s.check(row{f, key, value}, s.known().number), &refused) {
-		reason = refused.Reason
+	if errors.As(err, &refused) {
+		return refused.Reason, true
 	}
-	return reason, true
+	return "", err == nil
 }
 
 // Unnamed holds the missing rows whose keys are not known. Only a keyed hash of the key is stored,

@@ -146,7 +146,7 @@ func (s *State) Build(ctx context.Context, st store.Store, b Binding) error {
 			b.Report(e)
 		}
 		if err == nil && done {
-			err = s.Reload(ctx, st)
+			err = s.Reload(ctx, st, 0)
 		}
 		if err != nil {
 			return fmt.Errorf("building the state: %w", err)

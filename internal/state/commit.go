@@ -27,27 +27,34 @@ type Commit struct {
 	folds    []fold
 	row      []byte // in the journal; nil when no deciding row changes
 	recorded bool   // the commit has an entry
+	loaded   *Loaded
 }
 
 // Begin makes the change of one commit, which is not stored yet. Only the commit hook calls it.
 // newest is the newest entry of the log before the commit, which the caller has verified; recorded
-// tells that the commit has an entry. Errors: fault.Unavailable when the rows of the state are
-// damaged, fault.Internal for a change without an entry.
-func (s *State) Begin(tx store.Tx, newest audit.Position, changes []Change, recorded bool) (*Commit, error) {
+// tells that the commit has an entry. loaded is the state that the commit goes on with when it accepts
+// the loss of the known one; nil otherwise. Begin returns nil while the store keeps no state. Errors:
+// fault.Unavailable when the rows of the state are damaged or the state is read anew, fault.Internal
+// for a change without an entry.
+func (s *State) Begin(tx store.Tx, newest audit.Position, changes []Change, recorded bool, loaded *Loaded) (*Commit, error) {
 	if s == nil || !s.inUse() {
 		return nil, nil // the deployment's own rows are not read yet
 	}
 	building := slices.ContainsFunc(changes, func(c Change) bool { return c.build })
-	at, kept, err := s.settle(tx, newest, building)
+	at, kept, err := s.settle(tx, newest, building, loaded)
 	if err != nil || !kept {
 		return nil, err
 	}
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	if s.head.number != at.number || s.head.commitment != at.commitment {
+	known := Loaded{s.table, s.head}
+	if loaded != nil {
+		known = *loaded
+	}
+	if known.head.number != at.number || known.head.commitment != at.commitment {
 		return nil, errReread
 	}
-	c := &Commit{state: s, before: at, head: at, recorded: recorded}
+	c := &Commit{state: s, before: at, head: at, recorded: recorded, loaded: loaded}
 	place := make(map[id]int)
 	for _, change := range changes {
 		if change.build {
@@ -61,14 +68,14 @@ func (s *State) Begin(tx store.Tx, newest audit.Position, changes []Change, reco
 			c.records = append(c.records, change.record)
 		}
 	}
-	c.records = slices.DeleteFunc(c.records, func(r record) bool { return s.table.tagOf(r.id) == r.tag })
+	c.records = slices.DeleteFunc(c.records, func(r record) bool { return known.table.tagOf(r.id) == r.tag })
 	if len(c.records) == 0 && c.before.number > 0 && c.head.complete == at.complete {
 		return c, nil
 	}
 	if at.complete && !recorded {
 		return nil, fault.Wrap(fault.Internal, fault.Internal.Error(), errUnrecorded)
 	}
-	c.folds = s.table.nextFolds(c.records)
+	c.folds = known.table.nextFolds(c.records)
 	row := change{previous: at.commitment, records: c.records}
 	for _, f := range c.folds {
 		named := make([]foldedRun, len(f))
@@ -88,7 +95,7 @@ var errUnrecorded = errors.New("a deciding row was changed without an entry of t
 
 // settle brings the state to the newest commit, whose head it returns. It reports whether the store
 // keeps a state: that of an earlier release keeps none until [State.Build] begins.
-func (s *State) settle(tx store.Tx, newest audit.Position, building bool) (at head, kept bool, err error) {
+func (s *State) settle(tx store.Tx, newest audit.Position, building bool, loaded *Loaded) (at head, kept bool, err error) {
 	d, err := s.hasher.Load().readHeadBeside(tx, newest)
 	if err != nil {
 		return at, false, ownError(err)
@@ -109,11 +116,14 @@ func (s *State) settle(tx store.Tx, newest audit.Position, building bool) (at he
 		return at, false, tx.Delete(HeadKey)
 	case d.foreign():
 		return at, false, ownError(errForeign)
+	case loaded != nil:
+		// The state becomes that of the store with the commit.
+	case d.log.Sequence < known.log.Sequence:
+		return at, false, ownError(fmt.Errorf("%w: %s was put back", errDamaged, HeadKey))
 	case d.number == known.number && d.commitment == known.commitment:
 		s.update(known, d.head)
 	case d.number <= known.number:
-		// The caller knows that the log has lost nothing that was not accepted, and the head is of its
-		// newest entry. So an earlier change is that of an earlier copy of the database.
+		// Another process has accepted the loss of the known changes: the log has later entries.
 		err = s.reload(tx, d.head)
 	default:
 		err = s.follow(tx, d.head)
@@ -179,6 +189,9 @@ func (c *Commit) Put(tx store.Tx, newest audit.Position) error {
 	tx.OnCommit(func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
+		if c.loaded != nil {
+			s.table, s.head = c.loaded.table, c.before
+		}
 		switch {
 		case s.head.commitment == c.head.commitment: // no row changes, or a View has seen this commit already
 			if s.head.log.Sequence < c.head.log.Sequence {
@@ -197,6 +210,9 @@ func (c *Commit) Put(tx store.Tx, newest audit.Position) error {
 
 // trim deletes the rows of the journal that all runs have been folded after.
 func (c *Commit) trim(tx store.Tx) error {
+	if c.loaded != nil {
+		return nil // the next commit does it
+	}
 	c.state.mu.RLock()
 	oldest := c.state.table.oldest()
 	c.state.mu.RUnlock()

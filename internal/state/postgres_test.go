@@ -1,7 +1,6 @@
 package state_test
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -133,33 +132,9 @@ func TestReplicasGoOnAfterAnAcceptedLoss(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	const row = "apikey/hash/1/aa"
-	rows := func() map[string][]byte {
-		found := make(map[string][]byte)
-		must(a.raw.View(t.Context(), func(r store.Reader) error {
-			return r.Scan(store.Range{From: []byte{0}, To: []byte{0xff}}, func(key, value []byte) bool {
-				found[string(key)] = bytes.Clone(value)
-				return true
-			})
-		}))
-		return found
-	}
-	restore := func(to map[string][]byte) {
-		now := rows()
-		must(a.raw.Update(t.Context(), func(tx store.Tx) error {
-			for key := range now {
-				if _, kept := to[key]; !kept {
-					must(tx.Delete([]byte(key)))
-				}
-			}
-			for key, value := range to {
-				must(tx.Put([]byte(key), value))
-			}
-			return nil
-		}))
-	}
+	const row = apiKey
 	must(a.update(audit.APIKeyCreated, map[string][]byte{row: []byte("kept")}))
-	backup := rows()
+	backup := rows(t, a.raw)
 	for n := range 3 {
 		must(all[n%2].update(audit.APIKeyCreated, map[string][]byte{row: fmt.Appendf(nil, "lost %d", n)}))
 	}
@@ -168,7 +143,7 @@ func TestReplicasGoOnAfterAnAcceptedLoss(t *testing.T) {
 			t.Fatal(string(v), err)
 		}
 	}
-	lost := rows()
+	lost := rows(t, a.raw)
 	follow := func(r *replica) {
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
@@ -176,7 +151,7 @@ func TestReplicasGoOnAfterAnAcceptedLoss(t *testing.T) {
 		t.Cleanup(func() { cancel(); <-done })
 	}
 	follow(b)
-	restore(backup)
+	restore(t, a.raw, backup)
 	if _, err := b.get(row); fault.Of(err) != fault.Unavailable {
 		t.Fatal("a row of an older database is read:", err)
 	}
@@ -194,7 +169,7 @@ func TestReplicasGoOnAfterAnAcceptedLoss(t *testing.T) {
 			runtime.Gosched()
 		}
 	}
-	restore(lost)
+	restore(t, a.raw, lost)
 	for i, r := range all {
 		if v, err := r.get(row); fault.Of(err) != fault.Unavailable {
 			t.Errorf("replica %d reads a lost row: %q, %v", i, v, err)

@@ -61,6 +61,9 @@ func (s *State) Scan(ctx context.Context, st store.Store, share float64) (Scan, 
 		var number uint64
 		err := st.View(ctx, func(r store.Reader) (err error) {
 			page, next = nil, nil
+			if !s.knows(table) {
+				return errReread
+			}
 			if number, err = s.at(r, began); err != nil {
 				return err
 			}
@@ -101,6 +104,13 @@ func (s *State) Scan(ctx context.Context, st store.Store, share float64) (Scan, 
 		return result, ownError(err)
 	}
 	return result, nil
+}
+
+// knows reports whether a table is still the known one.
+func (s *State) knows(t *table) bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.table == t
 }
 
 // missing adds the rows that the state has, that the scan has not seen, and that did not change

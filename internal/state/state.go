@@ -207,7 +207,7 @@ func (s *State) at(r store.Reader, floor head) (uint64, error) {
 		h = last.head
 	} else if row != nil {
 		if h, err = s.hasher.Load().decodeHead(row); err != nil {
-			if s.known().number == 0 {
+			if s.known() == (head{complete: true}) { // of an empty store
 				s.stale.Store(true)
 				return 0, fault.Wrap(fault.Conflict, "another replica has started the deployment meanwhile", err)
 			}
@@ -278,7 +278,8 @@ func (s *State) catchUp(from head, changes []change, h head) error {
 		for _, f := range c.folds {
 			pieces, err := s.table.refold(f)
 			if err != nil {
-				s.table, s.head = newTable(), head{complete: true} // whatever comes next reads everything anew
+				// Until everything is read anew, each row is refused. The entry is still the floor.
+				s.table, s.head = newTable(), head{complete: true, log: s.head.log}
 				return err
 			}
 			s.table.fold(pieces)
@@ -295,22 +296,58 @@ func (s *State) reload(r store.Reader, h head) error {
 	if err != nil {
 		return ownError(err)
 	}
-	s.become(t, h)
+	s.goOnWith(t, h)
 	return nil
 }
 
-// Reload reads the state anew, also when it is of an earlier change than the known one. So it is only
-// for a caller that has verified the log: that it has lost nothing, or that the loss was accepted.
-// Error: fault.Unavailable.
-func (s *State) Reload(ctx context.Context, st store.Store) error {
-	if s == nil || !s.inUse() {
-		return nil
+// goOnWith replaces what the state knows, unless it knows of later entries by now.
+func (s *State) goOnWith(t *table, h head) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.head.log.Sequence <= h.log.Sequence {
+		s.table, s.head = t, h
+	}
+}
+
+// Loaded is the state of a store as it was read anew. It replaces the known one with the commit of
+// an entry that accepts the loss of entries.
+type Loaded struct {
+	table *table
+	head  head
+}
+
+// Load reads the state anew, also when it is of an earlier change than the known one, and changes
+// nothing. It returns nil while no state is complete: then nothing is held against it. Error:
+// fault.Unavailable.
+func (s *State) Load(ctx context.Context, st store.Store) (*Loaded, error) {
+	if s == nil || !s.enforced() {
+		return nil, nil
 	}
 	t, h, err := s.hasher.Load().load(ctx, st)
 	if err != nil {
-		return fmt.Errorf("reading the state anew: %w", ownError(err))
+		return nil, fmt.Errorf("reading the state anew: %w", ownError(err))
 	}
-	s.become(t, h)
+	return &Loaded{t, h}, nil
+}
+
+// Reload goes on with the state of a store whose log goes on after lost entries, or whose state
+// another process has built. The caller has verified that the log has the entry with the sequence
+// least, and that the loss was accepted. Error: fault.Unavailable.
+func (s *State) Reload(ctx context.Context, st store.Store, least uint64) error {
+	if s == nil || !s.inUse() {
+		return nil
+	}
+	if !s.enforced() { // as at a start: the store may have no state yet
+		return s.use(ctx, st, s.hasher.Load())
+	}
+	l, err := s.Load(ctx, st)
+	if err != nil {
+		return err
+	}
+	if l.head.log.Sequence < least {
+		return ownError(fmt.Errorf("%w: %s was put back", errDamaged, HeadKey))
+	}
+	s.goOnWith(l.table, l.head)
 	return nil
 }
 

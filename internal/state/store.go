@@ -135,13 +135,13 @@ func (r *reader) at() (uint64, error) {
 	return number, err
 }
 
-func (r *reader) check(w row) error {
+func (r *reader) check(w row, check func(row, uint64) error) error {
 	if r.writer != nil && r.writer.Wrote(w.key) {
 		return nil // the group's own value
 	}
 	number, err := r.at()
 	if err == nil {
-		err = r.state.checkRead(w, number)
+		err = check(w, number)
 	}
 	return r.note(err)
 }
@@ -164,7 +164,7 @@ func (r *reader) Get(key []byte) ([]byte, error) {
 	if err != nil || !f.Deciding || r.free {
 		return value, err
 	}
-	if err := r.check(row{f, key, value}); err != nil {
+	if err := r.check(row{f, key, value}, r.state.checkRead); err != nil {
 		return nil, err
 	}
 	return value, nil
@@ -186,7 +186,7 @@ func (r *reader) Scan(rg store.Range, visit func(key, value []byte) bool) error 
 	err := r.raw.Scan(rg, func(key, value []byte) bool {
 		if of, ok := FamilyOf(key); ok && of.Deciding {
 			found[of.Number]++ // rows behind the end count too: one of them may stand for a row that is missing
-			err := r.check(row{of, key, value})
+			err := r.check(row{of, key, value}, r.state.check)
 			var refused *RowError
 			if !whole && errors.As(err, &refused) {
 				return true

@@ -1,6 +1,7 @@
 package vault
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"maps"
@@ -153,9 +154,8 @@ func (o ownerRows) of(rd store.Reader, tenant authz.TenantID, id string) (by own
 	return by, nil
 }
 
-// visit calls f with every row of every tenant. A damaged row is nil. The rows are read as a whole,
-// so one that somebody else changed or removed is an error: it may be the last that needs a sealing
-// key.
+// visit calls f with every row of every tenant. A damaged row is nil. One that somebody else changed
+// or removed is an error: it may be the last that needs a sealing key.
 func (o ownerRows) visit(ctx context.Context, s store.Store, f func(tenant authz.TenantID, uid string, row *ownerRow)) error {
 	var calls []func()
 	err := s.View(ctx, func(r store.Reader) error {
@@ -163,8 +163,8 @@ func (o ownerRows) visit(ctx context.Context, s store.Store, f func(tenant authz
 		return r.Scan(store.Prefix([]byte("owned/")), func(key, value []byte) bool {
 			_, rest, _ := strings.Cut(string(key), "/")
 			tenant, uid, _ := strings.Cut(rest, "/")
-			row, _ := o.decode(key, value)
-			calls = append(calls, func() { f(authz.TenantID(tenant), uid, row) })
+			key, value = bytes.Clone(key), bytes.Clone(value)
+			calls = append(calls, func() { row, _ := o.decode(key, value); f(authz.TenantID(tenant), uid, row) })
 			return true
 		})
 	})

@@ -57,14 +57,15 @@ func (l *Log) AcceptRollback(ctx context.Context, p authz.Principal, reason stri
 	if was == nil || !errors.As(was.reason, &lost) {
 		return audit.Rollback{}, errNothingLost
 	}
-	if err := l.state.Reload(ctx, l.Chain.Store); err != nil { // it is that of the lost entries
-		return audit.Rollback{}, fmt.Errorf("accepting a rollback: %w", err)
+	loaded, err := l.state.Load(ctx, l.Chain.Store) // the known state is that of the lost entries
+	if err != nil {
+		return audit.Rollback{}, fmt.Errorf("accepting a rollback (if the store is from before an upgrade, start the server anew first): %w", err)
 	}
-	a := &acceptance{lost: *lost}
+	a := &acceptance{lost: *lost, state: loaded}
 	p.Tenant = authz.SystemTenant // verification accepts this entry only from the system tenant
 	var receipt *audit.Receipt
 	var done bool
-	err := l.Chain.Store.Update(ctx, func(tx store.Tx) error {
+	err = l.Chain.Store.Update(ctx, func(tx store.Tx) error {
 		receipt, done = nil, false
 		epochs, err := l.Chain.Epochs(tx)
 		if err != nil {
@@ -90,6 +91,7 @@ func (l *Log) AcceptRollback(ctx context.Context, p authz.Principal, reason stri
 	if done {
 		return audit.Rollback{}, errNothingLost
 	}
+	l.stateEpoch.Store(a.rollback.Epoch)
 	a.rollback.Receipt = *receipt
 	return a.rollback, nil
 }

@@ -40,7 +40,11 @@ func (l *Log) Commit(tx store.Tx, events []any) error {
 	if err != nil {
 		return err
 	}
-	stored, err := l.state.Begin(tx, head.Position, changes, len(group) > 0)
+	var loaded *state.Loaded
+	if accepting != nil {
+		loaded = accepting.state
+	}
+	stored, err := l.state.Begin(tx, head.Position, changes, len(group) > 0, loaded)
 	if err != nil {
 		return err
 	}

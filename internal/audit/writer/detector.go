@@ -10,6 +10,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/chain"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
@@ -282,6 +283,7 @@ func (d *Detector) CheckNotHalted() error {
 // because only the hook knows the head.
 type acceptance struct {
 	lost     audit.RollbackError
+	state    *state.Loaded // of the store without the lost entries; nil: no state is bound
 	epoch    audit.Epoch
 	rollback audit.Rollback
 }

@@ -402,11 +402,24 @@ func (f *Follower) KeepFollowing(ctx context.Context, logger *slog.Logger) {
 // followLoop is the state of KeepFollowing between two reads.
 type followLoop struct {
 	*Follower
-	logger     *slog.Logger
-	before     storeState
-	halted     bool      // the log was halted because it lacks entries
-	failed     string    // message of the failure that was logged
-	retryAfter time.Time // do not read a damaged log again before this time
+	logger      *slog.Logger
+	before      storeState
+	halted      bool      // the log was halted because it lacks entries
+	failed      string    // message of the failure that was logged
+	stateFailed string    // the same, of reading the state anew
+	retryAfter  time.Time // do not read a damaged log again before this time
+}
+
+// readStateAnew has the state go on in an epoch that another process has begun.
+func (f *followLoop) readStateAnew(ctx context.Context, g storeState) {
+	switch err := f.log.state.Reload(ctx, f.log.Chain.Store, g.head); {
+	case err == nil:
+		f.log.stateEpoch.Store(g.epoch)
+		f.stateFailed = ""
+	case f.stateFailed != err.Error():
+		f.stateFailed = err.Error()
+		f.logger.ErrorContext(ctx, "the state of the stored rows cannot be read after an accepted loss, so rows are refused; retrying", "err", err)
+	}
 }
 
 // isHaltedForLoss reports whether the log is halted because entries are lost.
@@ -438,7 +451,7 @@ func (f *followLoop) checkStore(ctx context.Context) {
 		f.retryAfter = time.Time{}
 	}
 	if g.epoch != f.log.stateEpoch.Load() && !g.lost && !f.halted {
-		f.log.readStateAnew(ctx, g.epoch)
+		f.readStateAnew(ctx, g)
 	}
 	if time.Now().Before(f.retryAfter) && g.followed == before.followed {
 		return

@@ -75,14 +75,6 @@ func (l *Log) BindState(ctx context.Context, key []byte) error {
 	return l.state.Use(ctx, l.Chain.Store, key)
 }
 
-// readStateAnew has the state follow the log into an epoch that another process has begun, after
-// the known state was lost.
-func (l *Log) readStateAnew(ctx context.Context, epoch uint64) {
-	if err := l.state.Reload(ctx, l.Chain.Store); err == nil {
-		l.stateEpoch.Store(epoch)
-	}
-}
-
 // BindsState reports whether a state is bound to the log.
 func (l *Log) BindsState() bool { return l.state != nil }
 

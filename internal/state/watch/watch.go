@@ -125,8 +125,14 @@ const retryBuild = time.Minute
 // Run builds the state if the store is of an earlier release, and then scans the rows again and
 // again, until ctx ends.
 func (w *Watcher) Run(ctx context.Context) {
-	w.build(ctx)
-	w.scan(ctx)
+	for {
+		w.build(ctx) // again when the loss of a part of the build was accepted
+		began := time.Now()
+		w.scan(ctx)
+		if !sleep(ctx, scanEvery-time.Since(began)) {
+			return
+		}
+	}
 }
 
 // build binds the rows of an earlier release's store to the log, once no replica of an earlier
@@ -179,27 +185,20 @@ const (
 
 // scan holds all rows against the state.
 func (w *Watcher) scan(ctx context.Context) {
-	for {
-		began := time.Now()
-		found, err := w.State.Scan(ctx, w.database, scanShare)
-		for _, e := range found.Refused {
-			w.report(e)
-			if fault.Of(e) == fault.Unavailable { // a row of the deployment itself
-				w.State.Halt(e)
-			}
+	found, err := w.State.Scan(ctx, w.database, scanShare)
+	for _, e := range found.Refused {
+		w.report(e)
+		if fault.Of(e) == fault.Unavailable { // a row of the deployment itself
+			w.State.Halt(e)
 		}
-		switch {
-		case ctx.Err() != nil:
-			return
-		case err != nil:
-			w.logger.Error("holding the stored rows against the audit log failed; retrying", "in", scanEvery, "err", err)
-		case w.State.Complete():
-			w.wrong.Set(float64(len(found.Refused)))
-			w.scanned.SetToCurrentTime()
-		}
-		if !sleep(ctx, scanEvery-time.Since(began)) {
-			return
-		}
+	}
+	switch {
+	case ctx.Err() != nil:
+	case err != nil:
+		w.logger.Error("scanning the stored rows failed; retrying", "in", scanEvery, "err", err)
+	case w.State.Complete():
+		w.wrong.Set(float64(len(found.Refused)))
+		w.scanned.SetToCurrentTime()
 	}
 }
 
