@@ -100,7 +100,7 @@ type Operation struct {
 // Definition describes a [Version].
 type Definition struct {
 	Name       string               // "v1"
-	Contract   string               // its OpenAPI 3.0 document
+	Contract   Contract             // its OpenAPI 3.0 document
 	Scheme     Scheme               // how callers authenticate
 	Operations map[string]Operation // by operationId: all in the document that lack the tag operations
 	Envelope   func(Problem) any    // the body of an error

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/getkin/kin-openapi/openapi3"
 	"github.com/getkin/kin-openapi/openapi3filter"
@@ -23,10 +24,19 @@ import (
 // operational is the tag of the process's own operations, which do not pass through the gate.
 const operational = "operations"
 
+// Contract returns the document of a version, which nobody changes.
+type Contract func() (*openapi3.T, error)
+
+// ReadContract returns the document in an OpenAPI 3.0 text, and reads the text at the first call
+// only: that takes a tenth of a second, and tests start many servers.
+func ReadContract(text string) Contract {
+	return sync.OnceValues(func() (*openapi3.T, error) { return openapi3.NewLoader().LoadFromData([]byte(text)) })
+}
+
 // Version returns the checks of a version. It returns an error if the document is invalid, or its
 // operations differ from those in the definition.
 func (g *Gate) Version(d Definition) (*Version, error) {
-	doc, err := openapi3.NewLoader().LoadFromData([]byte(d.Contract))
+	doc, err := d.Contract()
 	if err != nil {
 		return nil, fmt.Errorf("reading the contract of %s: %w", d.Name, err)
 	}

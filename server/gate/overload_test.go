@@ -175,7 +175,7 @@ func newHolder(t *testing.T) (url string, g *Gate, release chan struct{}) {
 		t.Fatal(err)
 	}
 	v, err := g.Version(Definition{
-		Name: "v2", Contract: holding, Scheme: KeyOrUser, Operations: map[string]Operation{"hold": {Auth: Public}},
+		Name: "v2", Contract: ReadContract(holding), Scheme: KeyOrUser, Operations: map[string]Operation{"hold": {Auth: Public}},
 		Envelope: func(p Problem) any { return p }, Schema: http.StatusUnprocessableEntity,
 	})
 	if err != nil {
@@ -250,7 +250,7 @@ func TestTheRefusalThatIsEncodedBeforeIsLikeAnyOther(t *testing.T) {
 		_, g, _ := newHolder(t)
 		g.config.Now = func() time.Time { return now }
 		v, err := g.Version(Definition{
-			Name: "v2", Contract: holding, Scheme: KeyOrUser, Operations: map[string]Operation{"hold": {Auth: Public}},
+			Name: "v2", Contract: ReadContract(holding), Scheme: KeyOrUser, Operations: map[string]Operation{"hold": {Auth: Public}},
 			Envelope: func(p Problem) any { return map[string]any{"error": p, "success": false} }, Schema: http.StatusUnprocessableEntity,
 		})
 		if err != nil {

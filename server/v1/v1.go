@@ -43,10 +43,12 @@ func Operations() map[string]gate.Operation {
 	}
 }
 
+var contract = gate.ReadContract(openapi.V1())
+
 // Register adds the endpoints to r, behind g.
 func Register(r gin.IRouter, g *gate.Gate, a *API) (*gate.Version, error) {
 	v, err := g.Version(gate.Definition{
-		Name: "v1", Contract: openapi.V1(), Scheme: gate.BearerKey, Operations: Operations(),
+		Name: "v1", Contract: contract, Scheme: gate.BearerKey, Operations: Operations(),
 		Envelope: envelope, Schema: http.StatusBadRequest,
 	})
 	if err != nil {

@@ -174,11 +174,13 @@ func Operations() map[string]gate.Operation {
 	}
 }
 
+var contract = gate.ReadContract(openapi.V2())
+
 // Register adds the endpoints to r, behind g. It returns the version, because the rest of the
 // server uses its envelopes too.
 func Register(r gin.IRouter, g *gate.Gate, config Config) (*gate.Version, error) {
 	v, err := g.Version(gate.Definition{
-		Name: "v2", Contract: openapi.V2(), Scheme: gate.KeyOrUser, Operations: Operations(),
+		Name: "v2", Contract: contract, Scheme: gate.KeyOrUser, Operations: Operations(),
 		Envelope: envelope, Schema: http.StatusUnprocessableEntity,
 	})
 	if err != nil {
