@@ -6,12 +6,14 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -54,50 +56,63 @@ type Control struct {
 //go:embed catalogues/*.yaml
 var embedded embed.FS
 
-// catalogueFile returns the name of a framework's file, both embedded and in a directory.
-func catalogueFile(f Framework) string { return string(f) + ".yaml" }
-
-// LoadCatalogues returns the catalogues of all frameworks. If dir is not empty, a file of the same
-// name in dir replaces the embedded one. An error names the file and the line.
+// LoadCatalogues returns the catalogues of all frameworks, which nobody changes. If dir is not empty,
+// a file of the same name in dir replaces the embedded one. An error names the file and the line.
 func LoadCatalogues(dir string) (map[Framework]*Catalogue, error) {
-	own := make(map[string]bool)
-	if dir != "" {
-		files, err := os.ReadDir(dir)
-		if err != nil {
-			return nil, fmt.Errorf("reading the directory of catalogues: %w", err)
-		}
-		for _, f := range files {
-			name := f.Name()
-			if strings.HasPrefix(name, ".") { // hidden entries, as in the mount of a ConfigMap
-				continue
-			}
-			if !slices.Contains(Frameworks(), Framework(strings.TrimSuffix(name, ".yaml"))) || !strings.HasSuffix(name, ".yaml") {
-				return nil, fmt.Errorf("%s: no framework has a catalogue of this name", filepath.Join(dir, name))
-			}
-			own[name] = true
-		}
+	found, err := loadEmbedded()
+	if err != nil {
+		return nil, err
 	}
-	all := make(map[Framework]*Catalogue)
-	for _, f := range Frameworks() {
-		path := "catalogues/" + catalogueFile(f)
-		read := embedded.ReadFile
-		if own[catalogueFile(f)] {
-			path, read = filepath.Join(dir, catalogueFile(f)), os.ReadFile
+	all := maps.Clone(found)
+	if dir == "" {
+		return all, nil
+	}
+	files, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, fmt.Errorf("reading the directory of catalogues: %w", err)
+	}
+	for _, file := range files {
+		name := file.Name()
+		if strings.HasPrefix(name, ".") { // hidden entries, as in the mount of a ConfigMap
+			continue
 		}
-		b, err := read(path)
-		if err != nil {
-			return nil, fmt.Errorf("reading a catalogue: %w", err)
+		path, f := filepath.Join(dir, name), Framework(strings.TrimSuffix(name, ".yaml"))
+		if !slices.Contains(Frameworks(), f) || !strings.HasSuffix(name, ".yaml") {
+			return nil, fmt.Errorf("%s: no framework has a catalogue of this name", path)
 		}
-		c, err := ParseCatalogue(path, b)
-		if err != nil {
+		if all[f], err = loadCatalogue(f, path, os.ReadFile); err != nil {
 			return nil, err
 		}
-		if c.Framework != f {
-			return nil, fmt.Errorf("%s:1: the catalogue is of another framework than its name says", path)
-		}
-		all[f] = c
 	}
 	return all, nil
+}
+
+// loadEmbedded reads the embedded catalogues once: a start loads them twice, and tests start many
+// servers.
+var loadEmbedded = sync.OnceValues(func() (map[Framework]*Catalogue, error) {
+	all := make(map[Framework]*Catalogue)
+	for _, f := range Frameworks() {
+		var err error
+		if all[f], err = loadCatalogue(f, "catalogues/"+string(f)+".yaml", embedded.ReadFile); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+})
+
+func loadCatalogue(f Framework, path string, read func(string) ([]byte, error)) (*Catalogue, error) {
+	b, err := read(path)
+	if err != nil {
+		return nil, fmt.Errorf("reading a catalogue: %w", err)
+	}
+	c, err := ParseCatalogue(path, b)
+	if err != nil {
+		return nil, err
+	}
+	if c.Framework != f {
+		return nil, fmt.Errorf("%s:1: the catalogue is of another framework than its name says", path)
+	}
+	return c, nil
 }
 
 // maxCatalogue bounds the size of a file, in bytes.
