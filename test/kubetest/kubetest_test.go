@@ -28,6 +28,9 @@ func kubectl(t *testing.T, c *ControlPlane, stdin string, args ...string) string
 }
 
 func TestControlPlaneServesAndLeavesNothingBehind(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: needs a Kubernetes control plane")
+	}
 	c, err := Start(t.Context())
 	if err != nil {
 		t.Fatal(err)

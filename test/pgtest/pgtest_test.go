@@ -85,6 +85,7 @@ func TestSharedGivesEachTestADatabaseOfItsOwn(t *testing.T) {
 
 // TestNothingOutlivesAKilledTest kills a process that has started a server and frozen it.
 func TestNothingOutlivesAKilledTest(t *testing.T) {
+	skipShort(t)
 	if os.Getenv("PGTEST_VICTIM") != "" {
 		s := Start(t)
 		if err := s.Freeze(); err != nil {
