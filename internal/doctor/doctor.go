@@ -4,7 +4,7 @@
 //
 // An examination reads every row. Without a KMS key it checks what needs no key: the rows that the
 // log names, and that no key is missing. With one it opens all keys, checks the MAC of every row that
-// has one, and holds every deciding row against the state. It changes nothing. Its memory grows with
+// has one, and compares every deciding row with the state. It changes nothing. Its memory grows with
 // the state, with the credentials and API keys that the log names, and with what it finds.
 package doctor
 
@@ -156,7 +156,7 @@ func (x *Examination) checkMACs(ctx context.Context, read func()) error {
 	return nil
 }
 
-// compareState holds every deciding row against the state.
+// compareState compares every deciding row with the state.
 func (x *Examination) compareState(ctx context.Context) error {
 	err := x.state.Use(ctx, x.store, x.ring.APIKeyHash())
 	if fault.Of(err) == fault.Unavailable && !state.IsDamaged(err) {

@@ -33,7 +33,7 @@ type Examination struct {
 	More      bool       // there are other rows that the log does not commit to
 	Rows      uint64     // rows that were read
 	Keys      bool       // the deployment's keys are open, and every MAC was checked
-	State     bool       // the deciding rows were held against the state
+	State     bool       // the deciding rows were compared with the state
 	Stateless bool       // an earlier release wrote the store, which has no state yet
 
 	store   store.Store

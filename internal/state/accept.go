@@ -16,7 +16,7 @@ import (
 // missing row is.
 func (e *RowError) ID() string { return hex.EncodeToString(e.id[:]) }
 
-// Compare holds a stored row against the state: "" means that the row is the one that the log
+// Compare compares a stored row with the state: "" means that the row is the one that the log
 // commits to, or that its absence is. A nil value means that the row is absent. known is false for a
 // row that does not decide, and while the state is not complete.
 func (s *State) Compare(key, value []byte) (reason Reason, known bool) {

@@ -68,7 +68,7 @@ func BenchmarkStart(b *testing.B) {
 	b.ReportMetric(float64(size)/float64(rows), "bytes/row")
 }
 
-// A scan holds every row against the state.
+// A scan compares every row with the state.
 func BenchmarkScan(b *testing.B) {
 	f, rows := filled(b)
 	b.ResetTimer()

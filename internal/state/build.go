@@ -60,7 +60,7 @@ func scanDeciding(r store.Reader, from []byte, visit func(f Family, key, value [
 	return nil
 }
 
-// Complete reports whether all deciding rows are held against the state. They are in each store
+// Complete reports whether all deciding rows are compared with the state. They are in each store
 // that this release or a later one made; [State.Build] brings an earlier store there.
 func (s *State) Complete() bool { return s.enforced() }
 
@@ -81,7 +81,7 @@ type Binding struct {
 }
 
 // Build adds the rows of an earlier release's store to the state, while the store is used: from the
-// last commit on, rows are held against the state. A row whose MAC is wrong is added as it is, so
+// last commit on, rows are compared with the state. A row whose MAC is wrong is added as it is, so
 // that it stops nothing: whoever reads it refuses it, as before. st is the store without its guard.
 // The work is kept, so a build that was interrupted goes on. Errors: those of the store and of
 // b.Record.

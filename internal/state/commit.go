@@ -38,7 +38,7 @@ type Commit struct {
 // for a change without an entry.
 func (s *State) Begin(tx store.Tx, newest audit.Position, changes []Change, recorded bool, loaded *Loaded) (*Commit, error) {
 	if s == nil || !s.inUse() {
-		return nil, nil // the deployment's own rows are not read yet
+		return nil, nil // the keys are not open yet
 	}
 	building := slices.ContainsFunc(changes, func(c Change) bool { return c.build })
 	at, kept, err := s.settle(tx, newest, building, loaded)
@@ -149,8 +149,8 @@ func (c *Commit) Commitment() string {
 	return hex.EncodeToString(c.head.commitment[:])
 }
 
-// trimRows is the number of rows that the journal drops at once. Each deletion has an embedded
-// store wipe its file.
+// trimRows is the number of rows that the journal drops at once, since the embedded store wipes its
+// file after each commit that deletes.
 const trimRows = 1024
 
 // Put writes the rows of the state. newest is the last entry of the commit, which has the attribute

@@ -1,4 +1,14 @@
-// Package state says which rows of the store decide who may see or do what.
+// Package state knows which value each deciding row of the store has, and has it committed to the
+// signed log.
+//
+// A process holds a record of each deciding row in memory: an id and a tag, both keyed hashes. A
+// [Store] compares every row that is read with its record. A commit appends one row to a journal,
+// the attribute `state` of its last entry is the hash of that row, and the head of the state names
+// that change together with the newest entry of the log. docs/adr/0016-state.md says why, and
+// docs/formats.md has the bytes. Three things always hold: no deciding row changes without an entry,
+// the head of the state is of the newest entry of the log, and a View is judged by the state of its
+// own snapshot. Before [State.Use], and until [State.Build] has ended, everything passes; what was
+// put back before then is not found.
 //
 // A row decides if an old value of it, put back by somebody who can write the database, gives
 // anybody anything or undoes anything: a revoked API key that works again, a role that was taken

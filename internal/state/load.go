@@ -243,8 +243,8 @@ func (t *table) replay(changes []numberedChange) {
 	}
 }
 
-// checkEntry reports whether the entry that a head names has the head's commitment. An entry that
-// was archived is covered by the base.
+// checkEntry returns errDamaged when the entry that a head names has another commitment. If that
+// entry was archived, only the MAC of the head vouches for the commitment.
 func checkEntry(r store.Reader, h head) error {
 	if h.entry == 0 {
 		return nil
@@ -252,7 +252,7 @@ func checkEntry(r store.Reader, h head) error {
 	e, err := audit.ReadEntry(r, h.entry)
 	if errors.Is(err, audit.ErrNoEntry) {
 		if base, read := r.Get(audit.BaseKey); read == nil && base != nil {
-			return nil // it was archived; the MAC of the head covers the commitment
+			return nil // it was archived
 		}
 	}
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 // scanRows is the number of rows that a scan reads in one View.
 const scanRows = 256
 
-// Scan is the result of holding all deciding rows of a store against the state.
+// Scan is the result of comparing all deciding rows of a store with the state.
 type Scan struct {
 	Rows    uint64      // rows that were read
 	Refused []*RowError // at most maxRefused
@@ -31,10 +31,11 @@ func (c *Scan) refuse(e *RowError) {
 	}
 }
 
-// Scan holds all deciding rows of st, which is the store without its guard, against the state, and
-// then the rows of the state itself. Rows may change meanwhile. share is the part of the time that
-// the scan may be busy; it rests in between. Errors: those of the store, and fault.Unavailable when
-// the rows of the state are damaged.
+// Scan compares all deciding rows of st, which is the store without its guard, with the state, and
+// then verifies the rows of the state itself. Rows may change meanwhile. Without a complete state it
+// reads nothing. share, above 0 and at most 1, is the part of the time that the scan may be busy; it
+// rests in between, and not at 1. With an error the result has what was found until then. Errors:
+// those of the store, and fault.Unavailable when the rows of the state are damaged.
 func (s *State) Scan(ctx context.Context, st store.Store, share float64) (Scan, error) {
 	var result Scan
 	if !s.enforced() {
@@ -53,6 +54,8 @@ func (s *State) Scan(ctx context.Context, st store.Store, share float64) (Scan, 
 			s.table.changed = nil
 		}
 	}()
+	// Half an id saves memory. A missing row is overlooked if the half of another of n rows is the
+	// same, with a probability of n · 2⁻⁶⁴.
 	var seen []uint64
 	for from := []byte{0}; from != nil; {
 		start := time.Now()

@@ -39,7 +39,8 @@ type verifiedHead struct {
 }
 
 // New returns a state that has no key yet and lets everything pass. report is called for each read
-// that is refused; it may be nil.
+// that is refused; it may be nil. A refused row of the deployment itself also halts the state: see
+// [State.Halted].
 func New(report func(*RowError)) *State {
 	s := &State{table: newTable(), recent: newRecent()}
 	s.report = func(e *RowError) {
@@ -62,8 +63,9 @@ func (s *State) Kept() bool {
 	return s.kept
 }
 
-// CheckOwn holds the rows of the deployment itself against the state, and reports the first that is
-// not the one that was written last. st is the store without its guard. Error: that of the store.
+// CheckOwn compares the rows of the deployment itself with the state. The first that is not the one
+// that was written last halts the state, and CheckOwn returns nil then. st is the store without its
+// guard. Errors: that of the store, and fault.Unavailable when the rows of the state are damaged.
 func (s *State) CheckOwn(ctx context.Context, st store.Store) error {
 	if !s.enforced() {
 		return nil
@@ -176,7 +178,7 @@ func (s *State) become(t *table, h head) {
 
 func (s *State) inUse() bool { return s.hasher.Load() != nil && !s.stale.Load() }
 
-// enforced reports whether rows are held against the state.
+// enforced reports whether rows are compared with the state.
 func (s *State) enforced() bool {
 	if !s.inUse() {
 		return false
@@ -317,7 +319,7 @@ type Loaded struct {
 }
 
 // Load reads the state anew, also when it is of an earlier change than the known one, and changes
-// nothing. It returns nil while no state is complete: then nothing is held against it. Error:
+// nothing. It returns nil while no state is complete: then nothing is compared with it. Error:
 // fault.Unavailable.
 func (s *State) Load(ctx context.Context, st store.Store) (*Loaded, error) {
 	if s == nil || !s.enforced() {
@@ -359,14 +361,14 @@ func ownError(err error) error {
 	return fault.Wrap(fault.Unavailable, fault.Unavailable.Error(), err)
 }
 
-// row is a row that is to be held against the state.
+// row is a row that is to be compared with the state.
 type row struct {
 	family Family
 	key    []byte
 	value  []byte // nil: absent
 }
 
-// check holds a row against the state as of a change.
+// check compares a row with the state as of a change.
 func (s *State) check(r row, number uint64) error {
 	return s.checkRecord(r, s.hasher.Load().record(r.family, r.key, r.value), number)
 }
@@ -393,7 +395,7 @@ func (s *State) checkRecord(r row, is record, number uint64) error {
 	return newRowError(r.family, r.key, Replaced)
 }
 
-// checkCount holds the number of rows of a group, or of a family, against the state as of a change.
+// checkCount compares the number of rows of a group, or of a family, with the state as of a change.
 func (s *State) checkCount(f Family, prefix []byte, found int, number uint64) error {
 	ids := []byte{f.Number}
 	if prefix != nil {

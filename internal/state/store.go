@@ -58,7 +58,7 @@ func IsRefused(err error) bool {
 	return errors.As(err, &refused) && refused.kind == fault.Forbidden
 }
 
-// Store is a store whose deciding rows are held against the state. A read of a row that was put
+// Store is a store whose deciding rows are compared with the state. A read of a row that was put
 // back, changed, removed or added by somebody else fails with a [RowError]. An Update that changes
 // a deciding row must append an entry to the log.
 type Store struct {
@@ -66,7 +66,7 @@ type Store struct {
 	state *State
 }
 
-// Guard returns s with its deciding rows held against the state.
+// Guard returns s with its deciding rows compared with the state.
 func (s *State) Guard(st store.Database) *Store { return &Store{st, s} }
 
 // View implements [store.Store].
@@ -111,12 +111,12 @@ func (s *Store) Update(ctx context.Context, fn func(store.Tx) error) error {
 	return err
 }
 
-// reader holds what it reads against the state.
+// reader compares what it reads with the state.
 type reader struct {
 	raw     store.Reader
 	state   *State
 	floor   head
-	free    bool     // the state is being built: nothing is held against it
+	free    bool     // the state is being built: nothing is compared with it
 	writer  store.Tx // nil in a View
 	placed  bool
 	number  uint64
@@ -216,7 +216,7 @@ func (r *reader) Scan(rg store.Range, visit func(key, value []byte) bool) error 
 	return nil
 }
 
-// checkCount holds the number of rows of a group against the state, with those that the transaction
+// checkCount compares the number of rows of a group with the state, with those that the transaction
 // itself has written or deleted. A nil prefix means all rows of the family.
 func (r *reader) checkCount(f Family, prefix []byte, found int) error {
 	number, err := r.at()
@@ -256,7 +256,7 @@ func unknownFamily(key []byte) error {
 	return fault.Wrap(fault.Internal, fault.Internal.Error(), fmt.Errorf("the row %q is of no family", key))
 }
 
-// tellingTx is a reader that tells the commit hook which deciding rows change.
+// tellingTx is a transaction that tells the commit hook which deciding rows change.
 type tellingTx struct {
 	reader
 	store.Tx

@@ -166,7 +166,8 @@ func (w *Watcher) verify(key, row []byte) error {
 	return err
 }
 
-// commit is the end of a build.
+// commit appends STATE_COMMITTED and raises the format of the store, in the last commit of a build.
+// From then on an earlier release refuses the store.
 func (w *Watcher) commit(tx store.Tx, wrong uint64) error {
 	_, err := w.log.Append(tx, audit.Event{
 		Type: audit.StateCommitted, Outcome: audit.Success, Principal: authz.SystemPrincipal(authz.SystemTenant),
@@ -183,7 +184,7 @@ const (
 	scanEvery = time.Minute
 )
 
-// scan holds all rows against the state.
+// scan compares all rows with the state.
 func (w *Watcher) scan(ctx context.Context) {
 	found, err := w.State.Scan(ctx, w.database, scanShare)
 	for _, e := range found.Refused {

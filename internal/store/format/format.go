@@ -3,8 +3,8 @@
 // The row `format` of a store names the least format that a program must read to open the store,
 // and the least that it must write to change it. It is JSON without a MAC, so a program without any
 // key can read it. A store without the row has format 1. The row is raised when a feature that needs
-// it is first used, and never because a newer program has started. So an older program can open the
-// store until then. The row is never lowered.
+// it is first used, in the same transaction, which may be soon after a start. An older program can
+// open the store until then. The row is never lowered.
 //
 // The row keeps programs from misunderstanding a store. It is no protection against an attacker:
 // whoever writes the database can change it.
@@ -221,7 +221,8 @@ func raiseDeployment(tx store.Tx) error {
 	return tx.Put(deploymentRow, row)
 }
 
-// PutFirst writes the row of a new deployment, which every release can open.
+// PutFirst writes the row of a new deployment with format 1. A feature that the deployment uses from
+// its first commit raises it in the same transaction.
 func PutFirst(tx store.Tx) error { return put(tx, first) }
 
 func put(tx store.Tx, f Format) error {
