@@ -470,6 +470,70 @@ func TestAnEarlierStoreIsBuilt(t *testing.T) {
 	}
 }
 
+// The store of an earlier release is used while its rows are bound to the log.
+func TestAnEarlierStoreIsBuiltWhileItIsUsed(t *testing.T) {
+	f := newFixture(t)
+	rows := make(map[string][]byte)
+	for i := range 3000 {
+		rows[fmt.Sprintf("user/email/%d", i)] = []byte("x")
+	}
+	f.must(f.update(audit.APIKeyCreated, rows))
+	gone := make(map[string][]byte)
+	for key := range f.own() {
+		gone[key] = nil
+	}
+	f.tamper(gone)
+	f.must(f.reopen())
+	var load sync.WaitGroup
+	ended := make(chan struct{})
+	load.Go(func() {
+		for n := 0; ; n++ {
+			row := fmt.Sprintf("user/email/%d", n*37%4000)
+			value := fmt.Appendf(nil, "%d", n)
+			if n%5 == 0 {
+				value = nil
+			}
+			if err := f.update(audit.APIKeyCreated, map[string][]byte{row: value}); err != nil {
+				t.Error("a change:", err)
+				return
+			}
+			select {
+			case <-ended:
+				if n > 100 {
+					return
+				}
+			default:
+			}
+		}
+	})
+	load.Go(func() {
+		for n := 0; ; n++ {
+			if _, err := f.get(fmt.Sprintf("user/email/%d", n*31%4000)); err != nil {
+				t.Error("a read:", err)
+				return
+			}
+			select {
+			case <-ended:
+				return
+			default:
+			}
+		}
+	})
+	err := f.state.Build(t.Context(), f.raw, binding(func(tx store.Tx) error {
+		_, err := f.log.Append(tx, event(audit.StateCommitted))
+		return err
+	}))
+	close(ended)
+	load.Wait()
+	f.must(err)
+	f.check()
+	if found, err := f.state.Scan(t.Context(), f.raw, 1); err != nil || len(found.Refused) > 0 {
+		t.Error(found.Refused, err)
+	}
+	f.must(f.reopen())
+	f.check()
+}
+
 func TestAScanNamesEveryRowThatIsWrong(t *testing.T) {
 	f := newFixture(t)
 	rows := make(map[string][]byte)
