@@ -280,7 +280,7 @@ func (v *Verifier) unwrap(ctx context.Context, w wrappedKey, bad func([]byte, st
 	}
 	switch {
 	case errors.Is(err, errUnnamedKMSKey):
-		bad(w.row(), fmt.Sprintf("the wrapping key is under KMS key %q, which was not named: name it with --kms-former, or the row is damaged", v.ring.kmsKeyOf(w)))
+		bad(w.row(), fmt.Sprintf("the wrapping key is under KMS key %q, which was not named: name all previous KMS keys, or the row is damaged", v.ring.kmsKeyOf(w)))
 	case err != nil && !errors.Is(err, kms.ErrForeign):
 		return nil, unavailable("unwrapping keys", err)
 	case err != nil || len(key) != wrappingKeySize:

@@ -327,7 +327,7 @@ func (s *State) Load(ctx context.Context, st store.Store) (*Loaded, error) {
 	}
 	t, h, err := s.hasher.Load().load(ctx, st)
 	if err != nil {
-		return nil, fmt.Errorf("reading the state anew: %w", ownError(err))
+		return nil, fmt.Errorf("reading the state again: %w", ownError(err))
 	}
 	return &Loaded{t, h}, nil
 }
@@ -416,6 +416,6 @@ func (s *State) checkCount(f Family, prefix []byte, found int, number uint64) er
 	return nil
 }
 
-var errReread = fault.New(fault.Unavailable, "the state is read anew: try again")
+var errReread = fault.New(fault.Unavailable, "the state is being read again: retry the request")
 
 var errTooOld = fault.New(fault.Unavailable, "the read took too long: try again")

@@ -59,7 +59,7 @@ func (l *Log) AcceptRollback(ctx context.Context, p authz.Principal, reason stri
 	}
 	loaded, err := l.state.Load(ctx, l.Chain.Store) // the known state is that of the lost entries
 	if err != nil {
-		return audit.Rollback{}, fmt.Errorf("accepting a rollback (if the store is from before an upgrade, start the server anew first): %w", err)
+		return audit.Rollback{}, fmt.Errorf("accepting a rollback (if the store is from before an upgrade, restart the server first): %w", err)
 	}
 	a := &acceptance{lost: *lost, state: loaded}
 	p.Tenant = authz.SystemTenant // verification accepts this entry only from the system tenant
