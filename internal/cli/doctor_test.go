@@ -9,6 +9,7 @@ import (
 
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/test/kmstest"
 	"github.com/latticekeep/latticekeep/test/pgtest"
 )
 
@@ -235,6 +236,40 @@ func TestDoctorAcceptsARowForGood(t *testing.T) {
 				t.Errorf("the log has %v", e)
 			}
 		})
+	}
+}
+
+// The key of a service opens the deployment's keys as the key file does. Without an answer of the
+// service doctor could not look: no row is called wrong.
+func TestDoctorOpensTheKeysWithAKMSService(t *testing.T) {
+	s, err := kmstest.NewVault()
+	must(t, err)
+	t.Cleanup(s.Close)
+	for _, variable := range s.Env() {
+		name, value, _ := strings.Cut(variable, "=")
+		t.Setenv(name, value)
+	}
+	e, at := newEstateUnder(t, s.URL(), "")
+	d := &damaged{estate: e, at: at}
+	doctor := func(more ...string) (out string, status int, err error) {
+		t.Helper()
+		return d.command(false, append([]string{"doctor", "--kms-url", s.URL()}, more...)...)
+	}
+	calls := s.Calls()
+	if out, status, err := doctor(); status != 0 || !strings.Contains(out, "with every key and MAC, and those that decide") || s.Calls() == calls {
+		t.Fatalf("%d %v %s", status, err, out)
+	}
+	wrapping := d.find(d.rows(at), "key/ten_", "/wrapping")
+	value := d.rows(at)[wrapping]
+	d.put(wrapping, value[:len(value)-6]+string([]byte{value[len(value)-6] ^ 1})+value[len(value)-5:])
+	out, status, err := doctor()
+	if status != 1 || !strings.Contains(out, fmt.Sprintf("%+q\n", wrapping)) || !strings.Contains(out, "the KMS key does not open the wrapping key") || strings.Contains(out, "not checked") {
+		t.Errorf("%d %v %s", status, err, out)
+	}
+	d.put(wrapping, value)
+	s.SetRevoked(true)
+	if out, status, err := doctor(); status != 2 || strings.Contains(out, "wrong:") {
+		t.Errorf("%d %v %s", status, err, out)
 	}
 }
 

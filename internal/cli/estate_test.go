@@ -24,6 +24,7 @@ import (
 type estate struct {
 	t      *testing.T
 	dir    string
+	kms    string // kms.url; empty: a key file
 	more   string // more lines of the configuration
 	tenant string // tenant's API key
 	ids    []string
@@ -33,8 +34,17 @@ type estate struct {
 // store.
 func newEstate(t *testing.T, more string) (*estate, string) {
 	t.Helper()
-	e := &estate{t: t, dir: t.TempDir(), more: more}
+	return newEstateUnder(t, "", more)
+}
+
+// newEstateUnder is newEstate with the URL of a KMS key.
+func newEstateUnder(t *testing.T, kms, more string) (*estate, string) {
+	t.Helper()
+	e := &estate{t: t, dir: t.TempDir(), kms: kms, more: more}
 	must(t, os.Mkdir(e.path("keys"), 0o700))
+	if e.kms == "" {
+		e.kms = "file://" + e.keyFile()
+	}
 	at := offline.BoltScheme + e.path("data")
 	url, end := e.serve(at)
 	system := e.connect(url, e.systemKey())
@@ -78,10 +88,10 @@ func (e *estate) begin(ctx context.Context, at string) (url string, done chan er
 	machine.WriteFile(e.t, file, fmt.Appendf(nil, `
 listen: 127.0.0.1:0
 publicURL: http://127.0.0.1:8200
-kms: {url: "file://%s"}
+kms: {url: %q}
 systemKeyFile: %s
 registration: {closed: true}
-%s%s`, e.keyFile(), e.path("system.key"), settings, e.more))
+%s%s`, e.kms, e.path("system.key"), settings, e.more))
 	stdout, line := io.Pipe()
 	ended := make(chan error, 1)
 	go func() {

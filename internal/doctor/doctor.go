@@ -175,10 +175,7 @@ func (x *Examination) compareState(ctx context.Context) error {
 		return err
 	}
 	found, err := x.state.Scan(ctx, x.store, 1)
-	switch {
-	case state.IsDamaged(err):
-		x.report(state.HeadKey, err.Error())
-	case err != nil:
+	if err != nil {
 		return fmt.Errorf("holding the stored rows against the log: %w", err)
 	}
 	x.State, x.More = true, found.More
