@@ -239,6 +239,62 @@ func TestDoctorAcceptsARowForGood(t *testing.T) {
 	}
 }
 
+func TestDoctorSaysWhatItDidAndWhatIsLeft(t *testing.T) {
+	e, at := newEstate(t, "")
+	d := &damaged{estate: e, at: at}
+	rows := d.rows(at)
+	explain := func(row string, with, without []string) {
+		t.Helper()
+		out, status, err := d.command(true, "doctor", "--explain", row)
+		if status != 0 {
+			t.Errorf("%d %v", status, err)
+		}
+		for _, line := range with {
+			if !strings.Contains(out, line) {
+				t.Errorf("%q is explained without %q: %s", row, line, out)
+			}
+		}
+		for _, line := range without {
+			if strings.Contains(out, line) {
+				t.Errorf("%q is explained with %q: %s", row, line, out)
+			}
+		}
+	}
+	key := d.find(rows, "apikey/hash/", `"vault:write"`)
+	explain(key, []string{"family: apikey/hash/\nsays: ", "\nrisk: ", "\ndigest: ", "\nresource: key_", "\nwrong: nothing was found\n", ": 20 entries, ", "\n  CREDENTIAL_SEALED: 20\n"}, []string{"none that this release knows", ": nothing\n"})
+	explain("zone", []string{"family: none that this release knows\n", "\nstored: nothing\n"}, []string{"says:", "resource:", "log:", "done since"})
+
+	for i := range 34 {
+		d.put(fmt.Sprintf("invitation/ten_x/inv_%02d", i), "added")
+	}
+	explain("invitation/ten_x/inv_00", []string{"\nwrong: its MAC is wrong", "\nwrong: added: "}, []string{"nothing was found"})
+	out, status, err := d.command(true, "doctor")
+	if status != 1 || !strings.Contains(err.Error(), "rows that do not hold: 34;") || strings.Contains(out, "accept \"") || !strings.Contains(out, "To accept or remove a row") {
+		t.Fatalf("%d %v %s", status, err, out)
+	}
+	args := []string{"doctor", "--reason", "nobody was invited"}
+	for _, after := range strings.Split(out, "if nobody needs it, remove ")[1:34] {
+		row, _, _ := strings.Cut(after, "\n")
+		args = append(args, "--remove", row)
+	}
+	out, status, err = d.command(true, args...)
+	if status != 0 || !strings.HasPrefix(out, "rows removed: 33, entries ") || !strings.HasSuffix(out, "\nrows that still do not hold: 1\n") {
+		t.Fatalf("%d %v %s", status, err, out)
+	}
+	out, status, err = d.command(true, "doctor", "--reason", "nobody was invited", "--remove", d.named("invitation/ten_x/inv_33"))
+	if status != 0 || !strings.HasPrefix(out, "rows removed: 1, entry ") || strings.Contains(out, "still") {
+		t.Fatalf("%d %v %s", status, err, out)
+	}
+
+	head := d.rows(at)["state/head"]
+	d.put("state/head", head[:len(head)-1]+string([]byte{head[len(head)-1] ^ 1}))
+	out, status, err = d.command(true, "doctor")
+	if status != 1 || !strings.Contains(out, "do: restore a backup\n") || strings.Contains(out, "To accept or remove") {
+		t.Errorf("%d %v %s", status, err, out)
+	}
+	explain(key, []string{"\nstate: unknown: "}, []string{"digest:"})
+}
+
 // The key of a service opens the deployment's keys as the key file does. Without an answer of the
 // service doctor could not look: no row is called wrong.
 func TestDoctorOpensTheKeysWithAKMSService(t *testing.T) {
