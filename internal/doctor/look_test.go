@@ -6,11 +6,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/doctor"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault"
 )
@@ -167,5 +169,22 @@ func TestARowOfAStoreWithoutAStateHasNoDigest(t *testing.T) {
 	h.tamper(map[string][]byte{row: []byte("0123")})
 	if f := of(h.examine(h.kms), row); f == nil || f.Digest != "" || f.Acceptable() || f.Removable() {
 		t.Errorf("%+v", f)
+	}
+}
+
+// A row is named by what else is stored and by entries, also next to rows that name nothing.
+func TestAMissingRowIsNamedNextToDamagedOnes(t *testing.T) {
+	h := newHouse(t)
+	rows := h.rows()
+	hash, name := h.key(rows, "apikey/hash/", h.apiKey), h.key(rows, "credential-name/", h.creds[0])
+	h.tamper(map[string][]byte{hash: nil, name: nil, "credential-version/x": []byte("junk"), "credential-version/x/y/z": []byte("junk")})
+	for _, keys := range [][]keyring.KMS{{h.kms}, nil} {
+		x := h.examine(keys...)
+		if f := of(x, hash); f == nil || f.Entry == nil || f.Entry.Type != audit.APIKeyCreated {
+			t.Errorf("with %d KMS keys: the API key is missing: %+v", len(keys), f)
+		}
+		if f := of(x, name); keys != nil && (f == nil || f.Reason != state.Removed || f.Digest != state.Absent) {
+			t.Errorf("the name is missing: %+v", f)
+		}
 	}
 }
