@@ -210,7 +210,7 @@ func (o *tour) encryptionThrough(t *testing.T, c *client.Client) {
 	if got := answered(c.V2.DecryptData(ctx, own))(t).Data; got != text {
 		t.Errorf("decrypted %q", got)
 	}
-	batch := answered(c.V2.EncryptBatch(ctx, v2.EncryptBatchRequest{Items: []v2.EncryptRequest{{Data: "a"}, {Data: "b"}}}))(t).Results
+	batch := answered(c.V2.EncryptBatch(ctx, v2.EncryptBatchRequest{Items: []v2.EncryptItem{{Data: "a"}, {Data: "b"}}}))(t).Results
 	opened := answered(c.V2.DecryptBatch(ctx, v2.DecryptBatchRequest{Items: []v2.DecryptRequest{
 		{CiphertextKem: batch[1].CiphertextKem, CiphertextData: batch[1].CiphertextData, Nonce: batch[1].Nonce},
 		{CiphertextKem: batch[1].CiphertextKem, CiphertextData: batch[0].CiphertextData, Nonce: batch[1].Nonce}, // mixed
@@ -248,6 +248,14 @@ func (o *tour) keysThrough(t *testing.T, c *client.Client) {
 	if one.Key != rotated.Key || len(one.Versions) != 2 || one.Versions[0].Number != 2 || !one.Versions[0].Current || one.Versions[1].Current ||
 		!one.Versions[0].CreatedAt.Equal(rotated.Key.RotatedAt) || !one.Versions[1].CreatedAt.Equal(made.CreatedAt) {
 		t.Errorf("key %+v", one)
+	}
+	e := answered(c.V2.EncryptData(ctx, v2.EncryptRequest{Data: "hello", KeyId: &made.KeyId}))(t)
+	batch := answered(c.V2.EncryptBatch(ctx, v2.EncryptBatchRequest{KeyId: &made.KeyId, Items: []v2.EncryptItem{{Data: "a"}, {Data: "b"}}}))(t).Results
+	if e.KeyId != made.KeyId || e.KeyVersion != 2 || len(batch) != 2 || batch[0].KeyId != made.KeyId || batch[1].KeyId != made.KeyId {
+		t.Errorf("encrypted %+v and %+v, not with the key %s", e, batch, made.KeyId)
+	}
+	if got := answered(c.V2.DecryptData(ctx, v2.DecryptRequest{CiphertextKem: e.CiphertextKem, CiphertextData: e.CiphertextData, Nonce: e.Nonce}))(t); got.Data != "hello" {
+		t.Errorf("decrypted %q", got.Data)
 	}
 	var listed []v2.EncryptionKey
 	for p := (&v2.ListKeysParams{Limit: pointer(1)}); ; {

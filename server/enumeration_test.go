@@ -144,6 +144,8 @@ func TestNothingTellsOfANeighboursObjects(t *testing.T) {
 		{"key", "tkey", "GET", "/api/v2/keys/ID", ""},
 		{"key", "tkey", "POST", "/api/v2/keys/ID/rotate", ""},
 		{"key", "tkey", "POST", "/v1/encrypt", `{"data":"x","algorithm":"ML-KEM-768","key_id":"ID"}`},
+		{"key", "tkey", "POST", "/api/v2/encryption/encrypt", `{"data":"x","key_id":"ID"}`},
+		{"key", "tkey", "POST", "/api/v2/encryption/encrypt/batch", `{"key_id":"ID","items":[{"data":"x"}]}`},
 		{"key", "tkey", "POST", "/v1/decrypt", servertest.Marshal(t, fields{"encrypted_data": data, "key_id": "ID"})},
 		{"key", "tkey", "POST", "/v1/rewrap", servertest.Marshal(t, fields{"encrypted_data": data, "key_id": "ID"})},
 	} {

@@ -115,9 +115,11 @@ var examples = map[string]func(*world, operation) servertest.Request{
 	"v2 deleteCredential": (*world).exampleCredential,
 
 	"v2 encryptData": func(w *world, o operation) servertest.Request {
-		return w.send(o, "", object{"data": w.word, "algorithm": "ML-KEM-768"})
+		return w.send(o, "", object{"data": w.word, "algorithm": "ML-KEM-768", "key_id": w.namedKey()})
 	},
-	"v2 encryptBatch": func(w *world, o operation) servertest.Request { return w.send(o, "", items(object{"data": w.word})) },
+	"v2 encryptBatch": func(w *world, o operation) servertest.Request {
+		return w.send(o, "", object{"key_id": w.namedKey(), "items": []object{{"data": w.word}}})
+	},
 	"v2 decryptData":  func(w *world, o operation) servertest.Request { return w.send(o, "", w.envelope()) },
 	"v2 decryptBatch": func(w *world, o operation) servertest.Request { return w.send(o, "", items(w.envelope())) },
 	"v2 signData":     func(w *world, o operation) servertest.Request { return w.send(o, "", object{"data": w.word}) },

@@ -163,7 +163,7 @@ func TestACredentialMayHaveANameOfDots(t *testing.T) {
 
 func TestBatchesAnswerEachItem(t *testing.T) {
 	ctx, c := t.Context(), connect(t, withKey())
-	encrypted := must(c.V2.EncryptBatch(ctx, v2.EncryptBatchRequest{Items: []v2.EncryptRequest{{Data: "a"}, {Data: "b"}}}))(t).Results
+	encrypted := must(c.V2.EncryptBatch(ctx, v2.EncryptBatchRequest{Items: []v2.EncryptItem{{Data: "a"}, {Data: "b"}}}))(t).Results
 	items := make([]v2.DecryptRequest, len(encrypted))
 	for i, e := range encrypted {
 		items[i] = v2.DecryptRequest{CiphertextKem: e.CiphertextKem, CiphertextData: e.CiphertextData, Nonce: e.Nonce}

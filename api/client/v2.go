@@ -81,7 +81,8 @@ func (v *V2) ListCredentialVersions(ctx context.Context, credentialID string) (*
 	return do[v2.CredentialVersionList](ctx, v.transport, get("/api/v2/vault/{credential_id}/versions", credentialID))
 }
 
-// EncryptData encrypts with the tenant's default key. DecryptData accepts the answer.
+// EncryptData encrypts with a named key, or with the tenant's default key. DecryptData accepts the
+// answer. ErrNotFound: the tenant has no such key.
 func (v *V2) EncryptData(ctx context.Context, r v2.EncryptRequest) (*v2.EncryptAnswer, error) {
 	return do[v2.EncryptAnswer](ctx, v.transport, post("/api/v2/encryption/encrypt", r).repeatable())
 }
@@ -102,7 +103,7 @@ func (v *V2) VerifyData(ctx context.Context, r v2.VerifyRequest) (*v2.VerifyAnsw
 	return do[v2.VerifyAnswer](ctx, v.transport, post("/api/v2/encryption/verify", r).repeatable())
 }
 
-// EncryptBatch is EncryptData for up to 100 items.
+// EncryptBatch is EncryptData for up to 100 items under one key.
 func (v *V2) EncryptBatch(ctx context.Context, r v2.EncryptBatchRequest) (*v2.EncryptBatchAnswer, error) {
 	return do[v2.EncryptBatchAnswer](ctx, v.transport, post("/api/v2/encryption/encrypt/batch", r).repeatable())
 }

@@ -161,8 +161,10 @@ func (e *estate) views() []view {
 		{name: "credential-delete", address: "/vault/" + e.credential, do: press("Delete")},
 		{name: "crypto", address: "/crypto", do: func(b *tab) {
 			b.fill("Text", "Meter 4711 reads 20,341 kWh.")
+			b.fill("Key (optional)", e.key)
 			b.press("Encrypt")
 			b.sees("The envelope")
+			b.sees("…" + e.key[len(e.key)-6:])
 		}},
 		{name: "crypto-decrypt", address: "/crypto?do=decrypt"},
 		{name: "crypto-sign", address: "/crypto?do=sign"},

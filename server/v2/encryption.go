@@ -41,10 +41,11 @@ func zeroAll(data []secret.Bytes) {
 	}
 }
 
-func (a *cryptoAPI) encrypt(ctx context.Context, p authz.Principal, items []api.EncryptRequest) ([]api.EncryptedData, error) {
-	plain := data(items, func(r api.EncryptRequest) string { return r.Data })
+// encrypt encrypts items with a named key, or with the tenant's default key if keyID is nil.
+func (a *cryptoAPI) encrypt(ctx context.Context, p authz.Principal, keyID *string, items []api.EncryptItem) ([]api.EncryptedData, error) {
+	plain := data(items, func(r api.EncryptItem) string { return r.Data })
 	defer zeroAll(plain)
-	sealed, err := a.transit.Encrypt(ctx, p, "", plain)
+	sealed, err := a.transit.Encrypt(ctx, p, gate.Value(keyID), plain)
 	if err != nil {
 		return nil, err
 	}
@@ -60,14 +61,14 @@ func (a *cryptoAPI) encrypt(ctx context.Context, p authz.Principal, items []api.
 	return answers, nil
 }
 
-// EncryptData encrypts with the tenant's default key.
+// EncryptData encrypts with a named key, or with the tenant's default key.
 func (a *cryptoAPI) EncryptData(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.EncryptRequest
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
-		done, err := a.encrypt(ctx, call.Principal(), []api.EncryptRequest{body})
+		done, err := a.encrypt(ctx, call.Principal(), body.KeyId, []api.EncryptItem{{Data: body.Data}})
 		if err != nil {
 			return nil, err
 		}
@@ -79,14 +80,14 @@ func (a *cryptoAPI) EncryptData(c *gin.Context) {
 	})
 }
 
-// EncryptBatch is EncryptData for many items.
+// EncryptBatch is EncryptData for many items under one key.
 func (a *cryptoAPI) EncryptBatch(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.EncryptBatchRequest
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
-		done, err := a.encrypt(ctx, call.Principal(), body.Items)
+		done, err := a.encrypt(ctx, call.Principal(), body.KeyId, body.Items)
 		if err != nil {
 			return nil, err
 		}

@@ -1882,7 +1882,21 @@ type EncryptBatchAnswer struct {
 
 // EncryptBatchRequest defines model for EncryptBatchRequest.
 type EncryptBatchRequest struct {
-	Items []EncryptRequest `json:"items"`
+	Items []EncryptItem `json:"items"`
+
+	// KeyId The key to encrypt with. Without it, the tenant's default key.
+	KeyId *string `json:"key_id,omitempty"`
+}
+
+// EncryptItem defines model for EncryptItem.
+type EncryptItem struct {
+	// Algorithm The key encapsulation (FIPS 203), always together with HKDF-SHA-512 and AES-256-GCM.
+	Algorithm *Algorithm `json:"algorithm,omitempty"`
+
+	// Data Text in UTF-8, 1 byte to 700 KiB. Encode other bytes, for example in base64.
+	//
+	// Example: example text
+	Data Plaintext `json:"data"`
 }
 
 // EncryptRequest defines model for EncryptRequest.
@@ -1894,6 +1908,9 @@ type EncryptRequest struct {
 	//
 	// Example: example text
 	Data Plaintext `json:"data"`
+
+	// KeyId The key to encrypt with. Without it, the tenant's default key.
+	KeyId *string `json:"key_id,omitempty"`
 }
 
 // EncryptedData An envelope.

@@ -4,7 +4,7 @@ import {useAccount} from '../lib/account.js';
 import {post} from '../lib/api.js';
 import {count} from '../lib/format.js';
 import {Brief, Secret, useBriefly} from '../lib/secret.js';
-import {Copy, Empty, Field, Form, Hash, Link, Page, Panel, Table, Tag, save, setQuery, useHere} from '../lib/ui.js';
+import {Copy, Empty, Field, Form, Hash, Input, Link, Page, Panel, Table, Tag, save, setQuery, useHere} from '../lib/ui.js';
 
 const operations = {
   encrypt: ['Encrypt', Encrypt, 'crypto:encrypt'],
@@ -18,7 +18,7 @@ const operations = {
 export function Crypto() {
   const account = useAccount();
   const {query} = useHere();
-  const [entered, setEntered] = useState({encrypt: {text: ''}, decrypt: {text: ''}, sign: {text: ''}, verify: {text: '', pqc: '', hmac: ''}});
+  const [entered, setEntered] = useState({encrypt: {text: '', key: ''}, decrypt: {text: ''}, sign: {text: ''}, verify: {text: '', pqc: '', hmac: ''}});
   const offered = Object.entries(operations).filter(([, [, , scope]]) => account.can(scope));
   const current = offered.some(([name]) => name === query.get('do')) ? query.get('do') : offered[0]?.[0];
   const [, Part] = operations[current] ?? [];
@@ -62,18 +62,18 @@ const Fields = ({caption, rows}) => html`<${Table} caption=${caption} rowKey="fi
 
 // ---- encrypting
 
-function Encrypt({state: {text, envelope}, set, takeOver}) {
+function Encrypt({state: {text, key, envelope}, set, takeOver}) {
   const account = useAccount();
   const encrypt = async () => {
     if (tooLong(text)) return;
     set({envelope: undefined});
-    const {success, ...made} = await post('/api/v2/encryption/encrypt', {data: text, algorithm: 'ML-KEM-768'});
+    const {success, ...made} = await post('/api/v2/encryption/encrypt', {data: text, algorithm: 'ML-KEM-768', ...key && {key_id: key}});
     set({envelope: made});
   };
   return html`<${Panel} title="Encrypt"><${Allowed}>
       <${Form} onSubmit=${encrypt} submit="Encrypt">
         <${Area} label="Text" hint="It goes to the server over TLS and is not stored." error=${tooLong(text)} value=${text} onInput=${value => set({text: value, envelope: undefined})} />
-        <p class="quiet">Encrypted with the default key of your organisation${account.can('keys:read') && html`, which is among the <${Link} to="/keys">keys<//>`}. Version 1 of the interface also takes another named key.</p>
+        <${Input} label="Key" optional maxlength="128" hint=${html`The id of a named key${account.can('keys:read') && html`, as shown among the <${Link} to="/keys">keys<//>`}. Leave it empty for the default key of your organisation.`} value=${key} onInput=${value => set({key: value, envelope: undefined})} />
       <//><//>
     <//>
     ${envelope && html`<${Envelope} of=${envelope} takeOver=${account.can('crypto:decrypt') && (() => takeOver('decrypt', {text: asText(envelope)}))} />`}`;
