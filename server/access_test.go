@@ -101,6 +101,8 @@ var access = map[string]string{
 
 	"v2 queryAuditLog":     "audit:read!",
 	"v2 getAuditEntry":     "audit:read!",
+	"v2 getReviews":        "audit:read!",
+	"v2 createReview":      "user+audit:read!",
 	"v2 tailAuditLog":      "audit:read!",
 	"v2 getCheckpoint":     "audit:read!",
 	"v2 proveInclusion":    "audit:read!",
@@ -184,13 +186,14 @@ func apiKey(o operation, r *servertest.Request, key string) {
 // wants is the table read out: 401, 403, or 0 for being let in.
 func (p principal) wants(o operation) int {
 	rule, trialed := strings.CutSuffix(access[o.name], "!")
+	rule, users := strings.CutPrefix(rule, "user+")
 	known := o.v1() && p.v1 || !o.v1() && p.v2
 	switch {
 	case rule == "public":
 		return 0
 	case rule == "refresh", !known:
 		return http.StatusUnauthorized
-	case rule == "user" && !p.user:
+	case (users || rule == "user") && !p.user:
 		return http.StatusForbidden
 	case rule != "user" && rule != "any" && !slices.Contains(strings.Fields(p.scopes), rule):
 		return http.StatusForbidden
@@ -373,7 +376,7 @@ func TestTheOneScopeOfTheTableIsEnough(t *testing.T) {
 			requests := make(map[string]servertest.Request)
 			prepare := func(users bool) {
 				for name, rule := range access {
-					if rule != "public" && rule != "refresh" && users == (rule == "user!") {
+					if rule != "public" && rule != "refresh" && users == strings.HasPrefix(rule, "user") {
 						requests[name] = examples[name](w, all[name])
 					}
 				}

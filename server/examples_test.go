@@ -56,7 +56,7 @@ func (w *world) authorized(o operation, r servertest.Request) servertest.Request
 	rule := strings.TrimSuffix(access[o.name], "!")
 	switch {
 	case rule == "public" || rule == "refresh" || r.Key != "" || r.Bearer != "":
-	case rule == "user", o.name == "v2 inviteMember", o.name == "v2 changeMember": // nobody grants a role beyond their own
+	case strings.HasPrefix(rule, "user"), o.name == "v2 inviteMember", o.name == "v2 changeMember": // nobody grants a role beyond their own
 		r.Bearer = w.owner.Access
 	case rule == "any":
 		r.Key = w.keys["compliance:read"]
@@ -211,6 +211,8 @@ var examples = map[string]func(*world, operation) servertest.Request{
 	"v2 getAuditEntry": func(w *world, o operation) servertest.Request {
 		return w.send(o, fmt.Sprint(w.FirstEntryOf(w.tenant).Sequence), nil)
 	},
+	"v2 getReviews":            example("", nil),
+	"v2 createReview":          example("", object{"subject": "denials", "from": 1, "to": 1}),
 	"v2 tailAuditLog":          example("?after=0&wait=0", nil),
 	"v2 listSealedCredentials": example("?limit=100", nil),
 	"v2 getSealingKey":         example("", nil),

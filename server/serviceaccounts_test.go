@@ -22,7 +22,7 @@ var verbs = map[string]string{
 	"v2 listCredentialVersions": "list_versions", "v2 replaceCredential": "replace", "v2 rotateCredential": "rotate", "v2 deleteCredential": "delete",
 	"v2 encryptData": "encrypt", "v2 encryptBatch": "encrypt", "v2 decryptData": "decrypt", "v2 decryptBatch": "decrypt",
 	"v2 signData": "sign", "v2 signBatch": "sign", "v2 verifyData": "verify", "v2 verifyBatch": "verify", "v2 listPublicKeys": "read_public_keys",
-	"v2 resealManifest": "reseal", "v2 checkManifest": "check", "v2 queryAuditLog": "read_audit", "v2 getAuditEntry": "read_audit", "v2 tailAuditLog": "read_audit",
+	"v2 resealManifest": "reseal", "v2 checkManifest": "check", "v2 queryAuditLog": "read_audit", "v2 getAuditEntry": "read_audit", "v2 getReviews": "read_audit", "v2 tailAuditLog": "read_audit",
 	"v2 listSealedCredentials": "list_sealed_credentials",
 	"v2 getCheckpoint":         "read_proof", "v2 proveInclusion": "read_proof", "v2 proveConsistency": "read_proof", "v2 getAuditPublicKey": "read_proof",
 	"v2 getTile":            "read_proof",

@@ -54,6 +54,16 @@ func (v *V2) GetAuditEntry(ctx context.Context, sequence int64) (*v2.AuditEntryA
 	return do[v2.AuditEntryAnswer](ctx, v.transport, get("/api/v2/audit/entries/{sequence}", strconv.FormatInt(sequence, 10)))
 }
 
+// GetReviews returns what waits for a review by the caller.
+func (v *V2) GetReviews(ctx context.Context) (*v2.ReviewsWaiting, error) {
+	return do[v2.ReviewsWaiting](ctx, v.transport, get("/api/v2/audit/reviews"))
+}
+
+// CreateReview records a review by the signed-in user. An API key gets ErrForbidden.
+func (v *V2) CreateReview(ctx context.Context, r v2.ReviewRequest) (*v2.Review, error) {
+	return do[v2.Review](ctx, v.transport, post("/api/v2/audit/reviews", r))
+}
+
 // TailAuditLog follows the tenant's own entries as they are written, until the server or ctx ends
 // the tail. The caller must close it. To continue later, open it again with LastEventID set to the
 // sequence that was read last.

@@ -81,8 +81,11 @@ const (
 	ComplianceHistoryRead  EventType = "COMPLIANCE_HISTORY_READ"
 	ComplianceReported     EventType = "COMPLIANCE_REPORTED"
 	InventoryRead          EventType = "INVENTORY_READ"
-	RateLimited            EventType = "RATE_LIMITED"   // at most once per principal and minute
-	AccessRefused          EventType = "ACCESS_REFUSED" // no principal; once per source and minute, at most 64 a minute, in the tenant system
+	DenialsAcknowledged    EventType = "DENIALS_ACKNOWLEDGED" // a member looked at the denials and failures of a range of entries
+	AccessReviewed         EventType = "ACCESS_REVIEWED"      // a member looked at API keys and members
+	InventoryReviewed      EventType = "INVENTORY_REVIEWED"   // a member looked at the inventory
+	RateLimited            EventType = "RATE_LIMITED"         // at most once per principal and minute
+	AccessRefused          EventType = "ACCESS_REFUSED"       // no principal; once per source and minute, at most 64 a minute, in the tenant system
 )
 
 // ChangesVersion reports whether a successful event of this type gives a credential a new version.
@@ -189,6 +192,9 @@ const (
 // AttributeTail is "true" in the entry that records the opening of a [reader.Tail]. The entry of a
 // single read has [attributeSequence] instead.
 const AttributeTail = "tail"
+
+// AttributeReviews is "true" in the entry of a member who asked what waits for a review.
+const AttributeReviews = "reviews"
 
 // MakesCurrent reports whether the event creates the newest version of a credential.
 func (e Event) MakesCurrent() bool {

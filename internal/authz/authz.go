@@ -174,6 +174,9 @@ const (
 	ReadScoreHistory   Action = "read_score_history"
 	ReadReport         Action = "read_report"
 	ReadInventory      Action = "read_inventory"
+	ReviewLog          Action = "review_log" // denials and failures
+	ReviewAccess       Action = "review_access"
+	ReviewInventory    Action = "review_inventory"
 	CreateAPIKey       Action = "create_api_key"
 	ListAPIKeys        Action = "list_api_keys"
 	RevokeAPIKey       Action = "revoke_api_key"
@@ -210,7 +213,7 @@ const (
 // rule says what an action requires.
 type rule struct {
 	scope   Scope // empty: none, any principal with a tenant
-	user    bool  // only a user, on its own account
+	user    bool  // only a user with a session, no program
 	trialed bool  // allowed when the tenant's trial has ended
 }
 
@@ -242,6 +245,9 @@ var rules = map[Action]rule{
 	ReadScoreHistory:   {scope: ComplianceRead, trialed: true},
 	ReadReport:         {scope: ComplianceRead, trialed: true},
 	ReadInventory:      {scope: ComplianceRead, trialed: true},
+	ReviewLog:          {scope: AuditRead, user: true, trialed: true},
+	ReviewAccess:       {scope: AccountAdmin, user: true, trialed: true},
+	ReviewInventory:    {scope: ComplianceRead, user: true, trialed: true},
 	CreateAPIKey:       {scope: AccountAdmin},
 	ListAPIKeys:        {scope: AccountAdmin, trialed: true},
 	RevokeAPIKey:       {scope: AccountAdmin, trialed: true},

@@ -106,7 +106,7 @@ func combine(probes []ProbeResult) Result {
 }
 
 // evidenceVersion is the version of the stored form. Evidence of another version is gathered again.
-const evidenceVersion = 1
+const evidenceVersion = 2
 
 func (e *Evidence) Encode() ([]byte, error) {
 	b, err := json.Marshal(e)
@@ -132,7 +132,7 @@ func DecodeEvidence(b []byte) (*Evidence, error) {
 // whole reports whether the evidence has all parts that the fold creates.
 func (e *Evidence) whole() bool {
 	if e.Types == nil || e.Succeeded == nil || e.Days == nil || e.Credentials == nil || e.Keys == nil || e.APIKeys == nil || e.Users == nil ||
-		e.Invitations == nil || e.Departed == nil || e.Unreviewed == nil || e.Scores == nil || e.Days[dayOf(e.Last.Micros)] == nil {
+		e.Invitations == nil || e.Departed == nil || e.Makers == nil || e.Scores == nil || e.Days[dayOf(e.Last.Micros)] == nil {
 		return false
 	}
 	for _, aspects := range e.Days {
@@ -140,7 +140,7 @@ func (e *Evidence) whole() bool {
 			return false
 		}
 	}
-	return noneNil(e.Types) && noneNil(e.Credentials) && noneNil(e.Keys) && noneNil(e.APIKeys) && noneNil(e.Users) && noneNil(e.Unreviewed)
+	return noneNil(e.Types) && noneNil(e.Credentials) && noneNil(e.Keys) && noneNil(e.APIKeys) && noneNil(e.Users)
 }
 
 // noneNil reports whether none of the values is nil.

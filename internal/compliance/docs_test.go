@@ -21,6 +21,9 @@ func TestDocumentationListsProbesAndAttributes(t *testing.T) {
 			t.Errorf("%s is not in the table, under its title and in its place", p.Name)
 		}
 		last = max(last, at)
+		if _, of, _ := strings.Cut(doc, "### Who can make a probe pass"); !strings.Contains(of, "\n| `"+p.Name+"` | ") {
+			t.Errorf("nothing says who can make %s pass", p.Name)
+		}
 	}
 	state := compliance.State{LastBackup: time.Now(), SealingKeyCreated: time.Now()}.Attributes()
 	for _, f := range compliance.Frameworks() {

@@ -50,27 +50,27 @@ func (t *tally) add(m mark) {
 type aspect string
 
 const (
-	anEntry       aspect = "entry"
-	anIncomplete  aspect = "incomplete" // actor, action, time or outcome is missing
-	aDenial       aspect = "denial"
-	aFailure      aspect = "failure"
-	anIntegrity   aspect = "integrity" // failure because stored data is damaged
-	anOpening     aspect = "opening"   // opening of protected data, which checks its integrity
-	aLogReview    aspect = "log_review"
-	aKeyReview    aspect = "key_review"
-	aMemberReview aspect = "member_review"
-	aLateDenial   aspect = "late_denial"  // reviewed too late
-	aLateFailure  aspect = "late_failure" // reviewed too late
-	aChange       aspect = "change"       // change of a credential
-	aVersionGap   aspect = "version_gap"  // change that skips a version
-	aRenewal      aspect = "renewal"
-	aLateRenewal  aspect = "late_renewal" // renewal after the expiry
-	aDeletion     aspect = "deletion"
-	aDeletedUse   aspect = "deleted_use" // use of a deleted credential
-	aDeparture    aspect = "departure"   // departure of a member or an API key
-	aDepartedUse  aspect = "departed_use"
-	anIssue       aspect = "issue" // issue of an API key or a membership
-	anUnapproved  aspect = "unapproved"
+	anEntry      aspect = "entry"
+	anIncomplete aspect = "incomplete" // actor, action, time or outcome is missing
+	aDenial      aspect = "denial"
+	aFailure     aspect = "failure"
+	anIntegrity  aspect = "integrity" // failure because stored data is damaged
+	anOpening    aspect = "opening"   // opening of protected data, which checks its integrity
+
+	anAcknowledgement aspect = "acknowledgement" // of denials and failures, by a user
+
+	aLateDenial  aspect = "late_denial"  // acknowledged too late
+	aLateFailure aspect = "late_failure" // acknowledged too late
+	aChange      aspect = "change"       // change of a credential
+	aVersionGap  aspect = "version_gap"  // change that skips a version
+	aRenewal     aspect = "renewal"
+	aLateRenewal aspect = "late_renewal" // renewal after the expiry
+	aDeletion    aspect = "deletion"
+	aDeletedUse  aspect = "deleted_use" // use of a deleted credential
+	aDeparture   aspect = "departure"   // departure of a member or an API key
+	aDepartedUse aspect = "departed_use"
+	anIssue      aspect = "issue" // issue of an API key or a membership
+	anUnapproved aspect = "unapproved"
 )
 
 // Evidence is a summary of a tenant's entries: the state at the newest entry, and what happened in
@@ -90,8 +90,7 @@ type Evidence struct {
 	counts
 	holdings
 	signIns
-
-	Unreviewed map[aspect]*tally `json:"unreviewed"` // denials and failures since the last review
+	reviews
 
 	State  *assessed                `json:"state"`
 	Scores map[Framework][]DayScore `json:"scores"`
@@ -151,7 +150,7 @@ func NewEvidence() *Evidence {
 			Credentials: make(map[string]*credential), Keys: make(map[string]*namedKey), APIKeys: make(map[string]*apiKey),
 			Users: make(map[string]*user), Invitations: make(map[string]mark), Departed: make(map[string]mark),
 		},
-		Unreviewed: make(map[aspect]*tally), Scores: make(map[Framework][]DayScore),
+		reviews: reviews{Makers: make(map[string]string)}, Scores: make(map[Framework][]DayScore),
 	}
 }
 
@@ -190,6 +189,7 @@ func (e *Evidence) Add(a *audit.Entry) error {
 	}
 	e.account(a, m)
 	e.watch(a, m)
+	e.review(a, m)
 	e.own(a, m)
 	return nil
 }
@@ -236,6 +236,10 @@ func (e *Evidence) forget(now mark) {
 	maps.DeleteFunc(e.Days, func(day int64, _ map[aspect]*tally) bool { return day < oldest })
 	maps.DeleteFunc(e.Credentials, func(_ string, c *credential) bool { return c.Deleted != nil && old(*c.Deleted) })
 	maps.DeleteFunc(e.Departed, func(_ string, m mark) bool { return old(m) })
+	maps.DeleteFunc(e.Makers, func(id string, _ string) bool {
+		_, left := e.Departed[id]
+		return e.APIKeys[id] == nil && !left
+	})
 	maps.DeleteFunc(e.Invitations, func(_ string, m mark) bool { return old(m) })
 	e.Bursts = slices.DeleteFunc(e.Bursts, func(b burst) bool { return old(b.At) })
 }
@@ -252,21 +256,14 @@ func (e *Evidence) judgeEntry(a *audit.Entry, m mark) {
 	switch a.Outcome {
 	case audit.Denied:
 		e.count(aDenial, m)
-		e.unreviewed(aDenial, m)
+		e.open(aDenial, a, m)
 	case audit.Failure:
 		e.count(aFailure, m)
-		e.unreviewed(aFailure, m)
+		e.open(aFailure, a, m)
 		if a.Attributes[audit.AttributeReason] == "integrity" {
 			e.count(anIntegrity, m)
 		}
 	}
-}
-
-func (e *Evidence) unreviewed(what aspect, m mark) {
-	if e.Unreviewed[what] == nil {
-		e.Unreviewed[what] = new(tally)
-	}
-	e.Unreviewed[what].add(m)
 }
 
 func (e *Evidence) credential(a *audit.Entry, m mark) {

@@ -27,8 +27,9 @@ type user struct {
 
 // burst is a group of failed sign-ins close together, with the reaction to it.
 type burst struct {
-	At       mark  `json:"at"` // the sign-in that completed the burst
-	Reaction *mark `json:"reaction,omitempty"`
+	At       mark   `json:"at"` // the sign-in that completed the burst
+	Tenant   uint64 `json:"s"`  // its tenant sequence
+	Reaction *mark  `json:"reaction,omitempty"`
 }
 
 // Size and duration of a burst, and the time in which there should be a reaction.
@@ -37,9 +38,6 @@ const (
 	burstTime    = time.Hour
 	reactionTime = 24 * time.Hour
 )
-
-// reviewTime is the time in which denials and failures should be reviewed.
-const reviewTime = 7 * 24 * time.Hour
 
 // inFlight is the time for which a request may still act that was admitted before its principal
 // departed.
@@ -109,6 +107,7 @@ func (e *Evidence) account(a *audit.Entry, m mark) {
 	switch a.EventType {
 	case audit.APIKeyCreated:
 		e.issue(m, byWhom)
+		e.made(a)
 		e.APIKeys[id] = &apiKey{
 			Created: m, User: a.Attributes[audit.AttributeUser],
 			Scopes: strings.Fields(a.Attributes[audit.AttributeScopes]), Expires: microsOf(a, audit.AttributeExpiresAt),
@@ -168,33 +167,18 @@ func (e *Evidence) dropKeys(user string, m mark, role authz.Role) {
 	}
 }
 
-// reactions are the events that count as a reaction to guessed passwords.
-var reactions = []audit.EventType{
-	audit.PasswordChanged, audit.PasswordReset, audit.SessionEnded, audit.MemberRemoved, audit.MemberChanged, audit.APIKeyRevoked,
-}
+// reactions are the events that count as a reaction to guessed passwords when a user causes them.
+// An acknowledgement that covers the sign-ins is one too. Signing out is none: every user does it.
+var reactions = []audit.EventType{audit.PasswordChanged, audit.PasswordReset, audit.MemberRemoved, audit.MemberChanged}
 
-// watch tracks reviews, failed sign-ins and reactions.
+// watch tracks failed sign-ins, the reactions to them, and openings of protected data.
 func (e *Evidence) watch(a *audit.Entry, m mark) {
-	someone := slices.Contains([]string{string(authz.User), string(authz.APIKey), string(authz.ServiceAccount)}, a.Actor.Type)
 	switch {
 	case a.EventType == audit.UserSignedIn && a.Outcome == audit.Denied:
-		e.failedSignIn(m, a.Attributes[audit.AttributeReason] == audit.ReasonSlowedDown)
+		e.failedSignIn(a, m)
 	case a.EventType == audit.DataDecrypted || a.EventType == audit.DataVerified:
 		e.count(anOpening, m)
-	case a.Outcome != audit.Success:
-	case a.EventType == audit.AuditRead && someone:
-		e.count(aLogReview, m)
-		for waiting, late := range map[aspect]aspect{aDenial: aLateDenial, aFailure: aLateFailure} {
-			if t := e.Unreviewed[waiting]; t != nil && m.Micros-t.First.Micros > reviewTime.Microseconds() {
-				e.count(late, m)
-			}
-			delete(e.Unreviewed, waiting)
-		}
-	case a.EventType == audit.APIKeyListed && someone:
-		e.count(aKeyReview, m)
-	case a.EventType == audit.MemberListed && someone:
-		e.count(aMemberReview, m)
-	case slices.Contains(reactions, a.EventType):
+	case a.Outcome == audit.Success && a.Actor.Type == string(authz.User) && slices.Contains(reactions, a.EventType):
 		e.FailedSignIns = nil
 		for i := range e.Bursts {
 			if e.Bursts[i].Reaction == nil {
@@ -206,7 +190,8 @@ func (e *Evidence) watch(a *audit.Entry, m mark) {
 
 // failedSignIn records a failed sign-in. The log records the slow-down of an account only after
 // many failures, and most of these have no entry of their own: only the first one in a minute has.
-func (e *Evidence) failedSignIn(m mark, slowedDown bool) {
+func (e *Evidence) failedSignIn(a *audit.Entry, m mark) {
+	slowedDown := a.Attributes[audit.AttributeReason] == audit.ReasonSlowedDown
 	e.FailedSignIns = append(e.FailedSignIns, m)
 	if n := len(e.FailedSignIns); n > burstSize {
 		e.FailedSignIns = e.FailedSignIns[n-burstSize:]
@@ -214,6 +199,6 @@ func (e *Evidence) failedSignIn(m mark, slowedDown bool) {
 	open := len(e.Bursts) > 0 && e.Bursts[len(e.Bursts)-1].Reaction == nil
 	many := len(e.FailedSignIns) == burstSize && m.Micros-e.FailedSignIns[0].Micros <= burstTime.Microseconds()
 	if !open && (many || slowedDown) {
-		e.Bursts = append(e.Bursts, burst{At: m})
+		e.Bursts = append(e.Bursts, burst{At: m, Tenant: a.TenantSequence})
 	}
 }

@@ -21,28 +21,28 @@ const (
 
 var accessProbes = []Probe{
 	{Name: "api_keys_bounded", Title: "Every API key expires", judge: func(e *Evidence, now time.Time) verdict {
-		return e.apiKeys(now, "without an expiry", func(k *apiKey) bool { return k.Expires == 0 })
+		return judgeAPIKeys(e, now, "without an expiry", func(k *apiKey) bool { return k.Expires == 0 })
 	}},
 	{Name: "api_keys_rotated", Title: "No API key is older than a year", judge: func(e *Evidence, now time.Time) verdict {
 		oldest := now.AddDate(0, 0, -maxAPIKeyAge)
-		return e.apiKeys(now, fmt.Sprintf("older than %d days", maxAPIKeyAge), func(k *apiKey) bool { return before(k.Created.Micros, oldest) })
+		return judgeAPIKeys(e, now, fmt.Sprintf("older than %d days", maxAPIKeyAge), func(k *apiKey) bool { return before(k.Created.Micros, oldest) })
 	}},
 	{Name: "api_keys_used", Title: "No API key lies unused", window: idleDays, judge: func(e *Evidence, now time.Time) verdict {
 		since := now.AddDate(0, 0, -idleDays)
-		return e.apiKeys(now, fmt.Sprintf("unused for %d days", idleDays), func(k *apiKey) bool {
+		return judgeAPIKeys(e, now, fmt.Sprintf("unused for %d days", idleDays), func(k *apiKey) bool {
 			return before(k.Created.Micros, since) && before(k.Used.Micros, since)
 		})
 	}},
 	{Name: "least_privilege", Title: "API keys use the privileges that they have", window: idleDays, judge: func(e *Evidence, now time.Time) verdict {
 		since := now.AddDate(0, 0, -idleDays)
-		return e.apiKeys(now, fmt.Sprintf("with a privilege unused for %d days", idleDays), func(k *apiKey) bool {
+		return judgeAPIKeys(e, now, fmt.Sprintf("with a privilege unused for %d days", idleDays), func(k *apiKey) bool {
 			return before(k.Created.Micros, since) && slices.ContainsFunc(k.Scopes, func(scope string) bool {
 				return slices.Contains(watchedScopes, scope) && before(k.Uses[scope], since)
 			})
 		})
 	}},
 	{Name: "duties_separated", Title: "No API key both administers access and reads what is protected", judge: func(e *Evidence, now time.Time) verdict {
-		return e.apiKeys(now, "that do both", func(k *apiKey) bool {
+		return judgeAPIKeys(e, now, "that do both", func(k *apiKey) bool {
 			return slices.Contains(k.Scopes, string(authz.AccountAdmin)) &&
 				(slices.Contains(k.Scopes, string(authz.VaultRead)) || slices.Contains(k.Scopes, string(authz.CryptoDecrypt)))
 		})
@@ -98,8 +98,8 @@ var accessProbes = []Probe{
 	{Name: "sign_in_failures_handled", Title: "Repeated failed sign-ins are followed by a reaction within a day", window: signInDays, judge: judgeBursts},
 }
 
-// apiKeys judges the API keys that are neither revoked nor expired.
-func (e *Evidence) apiKeys(now time.Time, what string, wrong func(*apiKey) bool) verdict {
+// judgeAPIKeys judges the API keys that are neither revoked nor expired.
+func judgeAPIKeys(e *Evidence, now time.Time, what string, wrong func(*apiKey) bool) verdict {
 	var all []*apiKey
 	for _, k := range e.APIKeys {
 		if k.Expires == 0 || before(now.UnixMicro(), time.UnixMicro(k.Expires)) {

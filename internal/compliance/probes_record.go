@@ -5,8 +5,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"github.com/latticekeep/latticekeep/internal/audit"
 )
 
 // Limits of the probes on reviews and records.
@@ -19,76 +17,68 @@ const (
 )
 
 var reviewProbes = []Probe{
-	{Name: "log_reviewed", Title: "Somebody reads the audit log at least once a month", window: logReviewDays, deadline: logReviewDays, judge: func(e *Evidence, _ time.Time) verdict {
-		n, cite := e.within(aLogReview, logReviewDays)
-		if n == 0 {
-			return verdict{result: NoData, detail: fmt.Sprintf("nobody read the log in %d days", logReviewDays)}
-		}
-		return verdict{Pass, n, plural(n, "read") + " of the log", cite}
+	{Name: "log_reviewed", Title: "A member acknowledges the audit log at least once a month", window: logReviewDays, deadline: logReviewDays, judge: func(e *Evidence, now time.Time) verdict {
+		return reviewedWithin(e.Log, now, logReviewDays, "the log")
 	}},
-	{Name: "access_reviewed", Title: "Somebody looks through API keys and members at least once a quarter", window: accessReviewDays, deadline: accessReviewDays, judge: func(e *Evidence, _ time.Time) verdict {
-		keys, cite := e.within(aKeyReview, accessReviewDays)
-		members, cite2 := e.within(aMemberReview, accessReviewDays)
-		var missing []string
-		if len(e.APIKeys) > 0 && keys == 0 {
-			missing = append(missing, "API keys")
-		}
-		if len(e.Users) > 0 && members == 0 {
-			missing = append(missing, "members")
-		}
-		switch {
-		case len(e.APIKeys)+len(e.Users) == 0:
+	{Name: "access_reviewed", Title: "A member reviews API keys and members at least once a quarter", window: accessReviewDays, deadline: accessReviewDays, judge: func(e *Evidence, now time.Time) verdict {
+		if len(e.APIKeys)+len(e.Users) == 0 {
 			return nothing("there are no API keys and no members")
-		case len(missing) > 0:
-			return verdict{result: NoData, sample: keys + members, detail: fmt.Sprintf("nobody looked through the %s in %d days", strings.Join(missing, " and the "), accessReviewDays)}
 		}
-		return verdict{Pass, keys + members, fmt.Sprintf("%s of API keys and %d of members", plural(keys, "review"), members), append(cite, cite2...)}
+		return reviewedWithin(e.Access, now, accessReviewDays, "API keys and members")
 	}},
-	{Name: "denials_reviewed", Title: "The log is read within a week of a denied access", window: recordDays, judge: func(e *Evidence, now time.Time) verdict {
-		return e.reviewed(now, aDenial, aLateDenial, "denial")
+	{Name: "denials_reviewed", Title: "A member who did not cause it acknowledges each denied access within a week", window: recordDays, judge: func(e *Evidence, now time.Time) verdict {
+		return e.acknowledgedInTime(now, aDenial, aLateDenial, "denial")
 	}},
-	{Name: "failures_reviewed", Title: "The log is read within a week of a failure", window: recordDays, judge: func(e *Evidence, now time.Time) verdict {
-		return e.reviewed(now, aFailure, aLateFailure, "failure")
+	{Name: "failures_reviewed", Title: "A member who did not cause it acknowledges each failure within a week", window: recordDays, judge: func(e *Evidence, now time.Time) verdict {
+		return e.acknowledgedInTime(now, aFailure, aLateFailure, "failure")
 	}},
-	{Name: "inventory_reviewed", Title: "Somebody reads the inventory of cryptography at least once a year", window: inventoryDays, deadline: inventoryDays, judge: func(e *Evidence, now time.Time) verdict {
-		read, ok := e.Succeeded[audit.InventoryRead]
-		if !ok || before(read.Micros, now.AddDate(0, 0, -inventoryDays)) {
-			return verdict{result: NoData, detail: fmt.Sprintf("nobody read the inventory in %d days", inventoryDays)}
-		}
-		return verdict{Pass, 1, "the inventory was read on " + read.Time().Format(time.DateOnly), []mark{read}}
+	{Name: "inventory_reviewed", Title: "A member reviews the inventory of cryptography at least once a year", window: inventoryDays, deadline: inventoryDays, judge: func(e *Evidence, now time.Time) verdict {
+		return reviewedWithin(e.Inventory, now, inventoryDays, "the inventory")
 	}},
 }
 
-// reviewed judges whether the log was reviewed in time after the entries that require a review.
-func (e *Evidence) reviewed(now time.Time, what, late aspect, noun string) verdict {
+// reviewedWithin judges the age of the last review.
+func reviewedWithin(last mark, now time.Time, days int, what string) verdict {
+	if last == (mark{}) || before(last.Micros, now.AddDate(0, 0, -days)) {
+		return verdict{result: NoData, detail: fmt.Sprintf("no member reviewed %s in %d days", what, days)}
+	}
+	return verdict{Pass, 1, fmt.Sprintf("a member reviewed %s on %s", what, last.Time().Format(time.DateOnly)), []mark{last}}
+}
+
+// acknowledgedInTime judges whether members acknowledged the denials or failures in time.
+func (e *Evidence) acknowledgedInTime(now time.Time, what, late aspect, noun string) verdict {
 	n, cite := e.within(what, recordDays)
 	tardy, tardyCited := e.within(late, recordDays)
-	var open []mark
-	unread := 0
-	if t := e.Unreviewed[what]; t != nil {
-		unread = t.Count
-		if now.Sub(t.First.Time()) > reviewTime {
-			open = []mark{t.First}
+	var oldest mark
+	waiting := 0
+	for _, g := range e.Open {
+		if g.Kind != what {
+			continue
 		}
+		waiting += g.Tally.Count
+		if oldest == (mark{}) || g.Tally.First.Sequence < oldest.Sequence {
+			oldest = g.Tally.First
+		}
+	}
+	var open []mark
+	if waiting > 0 && now.Sub(oldest.Time()) > reviewTime {
+		open = []mark{oldest}
 	}
 	if n == 0 && len(open) == 0 {
 		return nothing("no " + noun + " in the window")
 	}
-	detail := fmt.Sprintf("%s, %d not looked at yet, late reviews: %d", plural(n, noun), unread, tardy)
+	detail := fmt.Sprintf("%s, %d not acknowledged yet, late acknowledgements: %d", plural(n, noun), waiting, tardy)
 	if tardy+len(open) > 0 {
 		if len(open) > 0 {
-			detail += fmt.Sprintf("; the oldest waits since %s", open[0].Time().Format(time.DateOnly))
+			detail += fmt.Sprintf("; the oldest waits since %s", oldest.Time().Format(time.DateOnly))
 		}
 		return verdict{Fail, n, detail, append(open, tardyCited...)}
 	}
-	if unread >= n { // all of them can still be reviewed in time
+	if waiting >= n { // all of them can still be acknowledged in time
 		return verdict{NoData, n, detail, cite}
 	}
-	reviews, reviewsCited := e.within(aLogReview, recordDays)
-	if reviews > 0 {
-		cite = append(cite, reviewsCited...)
-	}
-	return verdict{Pass, n, detail, cite}
+	_, acknowledged := e.within(anAcknowledgement, recordDays)
+	return verdict{Pass, n, detail, append(cite, acknowledged...)}
 }
 
 var recordProbes = []Probe{

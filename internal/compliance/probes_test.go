@@ -219,6 +219,16 @@ var probeCases = map[string][]probeCase{
 		{"many without a reaction", compliance.Fail, func(s *story.Story) { s.Registered().FailedSignIns(5).Days(2).ReadLog() }},
 		{"many with one", compliance.Pass, func(s *story.Story) { s.Registered().FailedSignIns(20).Reacted().Days(2).ReadLog() }},
 		{"many with a late one", compliance.Fail, func(s *story.Story) { s.Registered().FailedSignIns(5).Days(2).Reacted() }},
+		{"many, acknowledged", compliance.Pass, func(s *story.Story) { s.Registered().FailedSignIns(5).Acknowledged().Days(2).ReadLog() }},
+		{"many, and earlier entries acknowledged", compliance.Fail, func(s *story.Story) {
+			s.Registered().FailedSignIns(5).AcknowledgedBy(story.Reviewer, 1, 2).Days(2).ReadLog()
+		}},
+		{"many, and a session that ended", compliance.Fail, func(s *story.Story) {
+			s.Registered().FailedSignIns(5).User(audit.SessionEnded, story.Owner.ID).Days(2).ReadLog()
+		}},
+		{"many, and an API key that changes a member", compliance.Fail, func(s *story.Story) {
+			s.Registered().FailedSignIns(5).Tell(audit.MemberChanged, audit.Success, story.Client, audit.Resource{Type: audit.UserResource, ID: "usr_x"}).Days(2).ReadLog()
+		}},
 		{"long ago", compliance.Pass, func(s *story.Story) { s.Registered().FailedSignIns(5).Days(92).ReadLog() }},
 		{"again after the reaction", compliance.Fail, func(s *story.Story) {
 			s.Registered().FailedSignIns(5).Reacted().FailedSignIns(5).Days(2).ReadLog()
@@ -227,37 +237,87 @@ var probeCases = map[string][]probeCase{
 	"log_reviewed": {
 		{"not yet", compliance.NoData, func(s *story.Story) { s.Days(30).Used(audit.KeyListed, story.Client) }},
 		{"never", compliance.Fail, func(s *story.Story) { s.Days(31).Used(audit.KeyListed, story.Client) }},
-		{"by a member", compliance.Pass, func(s *story.Story) { s.Days(31).ReadLog() }},
-		{"long ago", compliance.Fail, func(s *story.Story) { s.ReadLog().Days(32).Used(audit.KeyListed, story.Client) }},
-		{"by the service itself", compliance.Fail, func(s *story.Story) { s.Days(31).Used(audit.AuditRead, story.Service) }},
+		{"by a member", compliance.Pass, func(s *story.Story) { s.Days(31).Used(audit.KeyListed, story.Client).Acknowledged() }},
+		{"a read", compliance.Fail, func(s *story.Story) { s.Days(31).ReadLog() }},
+		{"long ago", compliance.Fail, func(s *story.Story) { s.Acknowledged().Days(32).Used(audit.KeyListed, story.Client) }},
+		{"by an API key", compliance.Fail, func(s *story.Story) { s.Days(31).AcknowledgedBy(story.Client, 1, s.Told()) }},
+		{"by the service itself", compliance.Fail, func(s *story.Story) { s.Days(31).AcknowledgedBy(story.Service, 1, s.Told()) }},
 		{"denied", compliance.Fail, func(s *story.Story) {
-			s.Days(31).Tell(audit.AuditRead, audit.Denied, story.Owner, audit.Resource{Type: audit.LogResource})
+			s.Days(31).Tell(audit.DenialsAcknowledged, audit.Denied, story.Owner, audit.Resource{Type: audit.LogResource},
+				compliance.AttributeFrom, "1", compliance.AttributeTo, "1")
+		}},
+		{"of old entries alone", compliance.Fail, func(s *story.Story) {
+			s.Days(20).Used(audit.KeyListed, story.Client).Days(11).AcknowledgedBy(story.Reviewer, 1, 1)
+		}},
+		{"of new entries alone", compliance.Fail, func(s *story.Story) {
+			s.Days(31).Used(audit.KeyListed, story.Client).Used(audit.KeyListed, story.Client).AcknowledgedBy(story.Reviewer, 3, 3)
+		}},
+		{"of entries to come", compliance.Fail, func(s *story.Story) { s.Days(31).AcknowledgedBy(story.Reviewer, 1, 1<<40) }},
+		{"in two parts", compliance.Pass, func(s *story.Story) {
+			s.Days(31).Used(audit.KeyListed, story.Client).AcknowledgedBy(story.Reviewer, 1, 1).AcknowledgedBy(story.Owner, 2, 3)
 		}},
 	},
 	"access_reviewed": {
 		{"nobody has access", compliance.NotApplicable, func(*story.Story) {}},
 		{"not yet", compliance.NoData, func(s *story.Story) { s.Registered() }},
 		{"never", compliance.Fail, func(s *story.Story) { s.Registered().Days(91).ReadLog() }},
-		{"members alone", compliance.Fail, func(s *story.Story) {
-			s.Registered().Issued("k", 0, "", authz.VaultRead).Days(91).Listed(audit.MemberListed)
+		{"listed", compliance.Fail, func(s *story.Story) {
+			s.Registered().Days(91).Listed(audit.MemberListed).Listed(audit.APIKeyListed)
 		}},
-		{"both", compliance.Pass, func(s *story.Story) {
-			s.Registered().Issued("k", 0, "", authz.VaultRead).Days(91).Listed(audit.MemberListed).Listed(audit.APIKeyListed)
+		{"by an API key", compliance.Fail, func(s *story.Story) {
+			s.Registered().Days(91).Reviewed(audit.AccessReviewed, story.Client)
+		}},
+		{"by a member", compliance.Pass, func(s *story.Story) {
+			s.Registered().Days(91).Reviewed(audit.AccessReviewed, story.Reviewer)
+		}},
+		{"long ago", compliance.Fail, func(s *story.Story) {
+			s.Registered().Reviewed(audit.AccessReviewed, story.Reviewer).Days(92).ReadLog()
 		}},
 	},
 	"denials_reviewed": {
 		{"none", compliance.NotApplicable, func(*story.Story) {}},
 		{"still time", compliance.NoData, func(s *story.Story) { s.Denied().Denied().Days(7).Used(audit.KeyListed, story.Client) }},
 		{"one in time, and for another is time", compliance.Pass, func(s *story.Story) {
-			s.Denied().Days(6).ReadLog().Denied().Days(6).Used(audit.KeyListed, story.Client)
+			s.Denied().Days(6).Acknowledged().Denied().Days(6).Used(audit.KeyListed, story.Client)
 		}},
 		{"not", compliance.Fail, func(s *story.Story) { s.Denied().Days(8).Used(audit.KeyListed, story.Client) }},
+		{"a read", compliance.Fail, func(s *story.Story) { s.Denied().Days(1).ReadLog().Days(7).ReadLog() }},
 		{"in time", compliance.Pass, func(s *story.Story) {
-			s.Denied().Days(6).ReadLog().Days(30).Used(audit.KeyListed, story.Client)
+			s.Denied().Days(6).Acknowledged().Days(30).Used(audit.KeyListed, story.Client)
 		}},
-		{"late", compliance.Fail, func(s *story.Story) { s.Denied().Days(8).ReadLog() }},
+		{"out of the range", compliance.Fail, func(s *story.Story) {
+			s.Denied().Days(1).AcknowledgedBy(story.Reviewer, 1, 1).Days(7).ReadLog()
+		}},
+		{"late", compliance.Fail, func(s *story.Story) { s.Denied().Days(8).Acknowledged() }},
 		{"late, long ago", compliance.NotApplicable, func(s *story.Story) {
-			s.Denied().Days(8).ReadLog().Days(92).Used(audit.KeyListed, story.Client)
+			s.Denied().Days(8).Acknowledged().Days(92).Used(audit.KeyListed, story.Client)
+		}},
+		{"by who made the API key", compliance.Fail, func(s *story.Story) {
+			s.Issued(story.Client.ID, 0, story.Owner.ID, authz.VaultRead).Denied().AcknowledgedBy(story.Owner, 1, s.Told()).Days(8).ReadLog()
+		}},
+		{"by another than who made the API key", compliance.Pass, func(s *story.Story) {
+			s.Issued(story.Client.ID, 0, story.Owner.ID, authz.VaultRead).Denied().Acknowledged().Days(8).ReadLog()
+		}},
+		{"by who made the API key that made it", compliance.Fail, func(s *story.Story) {
+			s.Issued("key_first", 0, "", authz.AccountAdmin)
+			s.Tell(audit.APIKeyCreated, audit.Success, story.As(authz.APIKey, "key_first"), audit.Resource{Type: audit.APIKeyResource, ID: story.Client.ID})
+			s.Denied().AcknowledgedBy(story.Owner, 1, s.Told()).Days(8).ReadLog()
+		}},
+		{"by who caused it", compliance.Fail, func(s *story.Story) {
+			s.Tell(audit.AuditRead, audit.Denied, story.Owner, audit.Resource{Type: audit.LogResource}).AcknowledgedBy(story.Owner, 1, s.Told()).Days(8).ReadLog()
+		}},
+		{"by another than who caused it, among very many", compliance.Pass, func(s *story.Story) {
+			for range 3000 {
+				s.Denied()
+			}
+			s.Acknowledged().Days(8).ReadLog()
+		}},
+		{"by who caused it, among very many", compliance.Fail, func(s *story.Story) {
+			s.Issued(story.Client.ID, 0, story.Owner.ID, authz.VaultRead)
+			for range 3000 {
+				s.Denied()
+			}
+			s.AcknowledgedBy(story.Owner, 1, s.Told()).Days(8).ReadLog()
 		}},
 	},
 	"failures_reviewed": {
@@ -269,17 +329,15 @@ var probeCases = map[string][]probeCase{
 			s.Credential(audit.CredentialUnsealed, audit.Failure, "a").Days(6).Used(audit.KeyListed, story.Client)
 		}},
 		{"in time", compliance.Pass, func(s *story.Story) {
-			s.Credential(audit.CredentialUnsealed, audit.Failure, "a").Days(1).ReadLog()
+			s.Credential(audit.CredentialUnsealed, audit.Failure, "a").Days(1).Acknowledged()
 		}},
 	},
 	"inventory_reviewed": {
-		{"not yet", compliance.NoData, func(s *story.Story) { s.Days(365).ReadLog() }},
-		{"never", compliance.Fail, func(s *story.Story) { s.Days(366).ReadLog() }},
-		{"read", compliance.Pass, func(s *story.Story) { s.Days(100).Used(audit.InventoryRead, story.Owner).Days(365).ReadLog() }},
-		{"long ago", compliance.Fail, func(s *story.Story) { s.Days(100).Used(audit.InventoryRead, story.Owner).Days(366).ReadLog() }},
-		{"denied", compliance.Fail, func(s *story.Story) {
-			s.Days(366).Tell(audit.InventoryRead, audit.Denied, story.Owner, audit.Resource{Type: audit.ComplianceResource})
-		}},
+		{"not yet", compliance.NoData, func(*story.Story) {}},
+		{"reviewed", compliance.Pass, func(s *story.Story) { s.Reviewed(audit.InventoryReviewed, story.Reviewer).Days(300).ReadLog() }},
+		{"read", compliance.Fail, func(s *story.Story) { s.Days(366).Used(audit.InventoryRead, story.Owner) }},
+		{"by an API key", compliance.Fail, func(s *story.Story) { s.Days(366).Reviewed(audit.InventoryReviewed, story.Client) }},
+		{"long ago", compliance.Fail, func(s *story.Story) { s.Reviewed(audit.InventoryReviewed, story.Reviewer).Days(366).ReadLog() }},
 	},
 	"events_complete": {
 		{"all", compliance.Pass, func(s *story.Story) { s.ReadLog().FailedSignIns(1) }},

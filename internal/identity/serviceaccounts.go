@@ -115,8 +115,8 @@ const maxObjectName = 253
 // permitted in a namespace gives the namespace its tenant. Permit returns every other caller
 // unchanged. Error: fault.Unavailable.
 func (s *serviceAccounts) Permit(ctx context.Context, c Caller, a authz.Action, namespace, name string) (Caller, error) {
-	scope, _ := authz.Required(a)
-	if c.ServiceAccount == nil || !slices.Contains(serviceAccountScopes, scope) {
+	scope, users := authz.Required(a)
+	if c.ServiceAccount == nil || users || !slices.Contains(serviceAccountScopes, scope) {
 		return c, nil
 	}
 	account := *c.ServiceAccount

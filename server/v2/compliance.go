@@ -191,3 +191,57 @@ func reportType(name string) string {
 	}
 	return "application/octet-stream" // a signature
 }
+
+// GetReviews returns what waits for a review.
+func (a *complianceAPI) GetReviews(c *gin.Context) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		w, err := a.compliance.Waiting(ctx, call.Principal())
+		if err != nil {
+			return nil, err
+		}
+		return api.ReviewsWaiting{
+			Success: true, Denials: w.Denials, Failures: w.Failures, OwnDenials: w.Own.Denials, OwnFailures: w.Own.Failures,
+			Oldest: optional(w.Oldest), From: int64(w.From), To: int64(w.To),
+			LogReviewedAt: optional(w.Log), AccessReviewedAt: optional(w.Access), InventoryReviewedAt: optional(w.Inventory),
+		}, nil
+	})
+}
+
+var (
+	errRangeNeeded = fault.New(fault.Invalid, "a review of denials needs from and to")
+	errRangeExtra  = fault.New(fault.Invalid, "from and to are for a review of denials")
+)
+
+// CreateReview records a review by the user who calls.
+func (a *complianceAPI) CreateReview(c *gin.Context) {
+	gate.Answer(c, http.StatusCreated, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body api.ReviewRequest
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		ranged := body.From != nil && body.To != nil
+		switch {
+		case body.Subject == api.ReviewSubjectDenials && !ranged:
+			return nil, errRangeNeeded
+		case body.Subject != api.ReviewSubjectDenials && (body.From != nil || body.To != nil):
+			return nil, errRangeExtra
+		}
+		var r assessor.Review
+		var err error
+		switch body.Subject {
+		case api.ReviewSubjectDenials:
+			r, err = a.compliance.Acknowledge(ctx, call.Principal(), uint64(*body.From), uint64(*body.To))
+		case api.ReviewSubjectAccess:
+			r, err = a.compliance.ReviewAccess(ctx, call.Principal())
+		default:
+			r, err = a.compliance.ReviewInventory(ctx, call.Principal())
+		}
+		if err != nil {
+			return nil, err
+		}
+		return api.Review{
+			Success: true, Sequence: int64(r.Sequence), Subject: body.Subject, Count: r.Count, Digest: r.Digest,
+			Denials: r.Denials, Failures: r.Failures, OwnDenials: r.Own.Denials, OwnFailures: r.Own.Failures,
+		}, nil
+	})
+}

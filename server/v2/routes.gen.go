@@ -41,6 +41,12 @@ type ServerInterface interface {
 	// GetAuditPublicKey The key that signs the log
 	// (GET /api/v2/audit/public-key)
 	GetAuditPublicKey(c *gin.Context)
+	// GetReviews What waits for a review
+	// (GET /api/v2/audit/reviews)
+	GetReviews(c *gin.Context)
+	// CreateReview Record a review
+	// (POST /api/v2/audit/reviews)
+	CreateReview(c *gin.Context)
 	// TailAuditLog Follow the audit chain
 	// (GET /api/v2/audit/tail)
 	TailAuditLog(c *gin.Context, params TailAuditLogParams)
@@ -514,6 +520,32 @@ func (siw *ServerInterfaceWrapper) GetAuditPublicKey(c *gin.Context) {
 	}
 
 	siw.Handler.GetAuditPublicKey(c)
+}
+
+// GetReviews operation middleware
+func (siw *ServerInterfaceWrapper) GetReviews(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.GetReviews(c)
+}
+
+// CreateReview operation middleware
+func (siw *ServerInterfaceWrapper) CreateReview(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.CreateReview(c)
 }
 
 // TailAuditLog operation middleware
@@ -2061,6 +2093,8 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.POST(options.BaseURL+"/api/v2/system/kms/rewrap", wrapper.RewrapKeys)
 	router.POST(options.BaseURL+"/api/v2/system/kms/destroy", wrapper.DestroyKMSKey)
 	router.GET(options.BaseURL+"/api/v2/audit/logs", wrapper.QueryAuditLog)
+	router.GET(options.BaseURL+"/api/v2/audit/reviews", wrapper.GetReviews)
+	router.POST(options.BaseURL+"/api/v2/audit/reviews", wrapper.CreateReview)
 	router.GET(options.BaseURL+"/api/v2/audit/entries/:sequence", wrapper.GetAuditEntry)
 	router.GET(options.BaseURL+"/api/v2/audit/tail", wrapper.TailAuditLog)
 	router.GET(options.BaseURL+"/api/v2/audit/checkpoint", wrapper.GetCheckpoint)

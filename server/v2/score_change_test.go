@@ -24,6 +24,7 @@ type party struct {
 	*service
 	owner      servertest.Account
 	tenant     string
+	auditor    string // address of a member who reviews
 	machine    string // its API key
 	machineID  string
 	credential string
@@ -100,6 +101,10 @@ func careful(s *service) *party {
 	p := newParty(s, "careful")
 	body := servertest.Marshal(s.T, object{"token": s.TokenMailedTo(p.owner.Email, 1)})
 	s.Call(servertest.Request{Method: "POST", Path: "/api/v2/auth/verify-email", Body: body}).Want(s.T, http.StatusOK)
+	p.auditor = "auditor@example.org"
+	p.do("POST", "/api/v2/members/invite", object{"email": p.auditor, "role": "auditor"})
+	body = servertest.Marshal(s.T, object{"token": s.TokenMailedTo(p.auditor, 1), "password": servertest.Password})
+	s.Call(servertest.Request{Method: "POST", Path: "/api/v2/auth/accept-invitation", Body: body}).Want(s.T, http.StatusCreated)
 	p.newMachine()
 	p.credential = p.run("POST", "/api/v2/vault/seal", object{
 		"name": "db", "credential_type": "database", "values": object{"password": "one"}, "ttl_days": 60})["credential_id"].(string)
@@ -111,12 +116,21 @@ func careful(s *service) *party {
 func (p *party) attend() {
 	p.T.Helper()
 	p.signIn()
-	for _, path := range []string{"/api/v2/api-keys", "/api/v2/members", "/api/v2/audit/logs", "/api/v2/compliance/cbom"} {
-		p.do("GET", path, nil)
-	}
+	p.do("POST", "/api/v2/audit/reviews", object{"subject": "access"})
+	p.do("POST", "/api/v2/audit/reviews", object{"subject": "inventory"})
+	p.review()
 	p.run("PUT", "/api/v2/vault/"+p.credential, object{"values": object{"password": "next"}, "ttl_days": 60})
 	p.run("GET", "/api/v2/vault/"+p.credential, nil)
 	p.run("POST", "/v1/keys/"+p.key+"/rotate", nil)
+}
+
+// review acknowledges what waits, as a member who causes nothing.
+func (p *party) review() {
+	p.T.Helper()
+	auditor := p.Login(p.auditor, servertest.Password)
+	waiting := p.succeed(servertest.Request{Method: "GET", Path: "/api/v2/audit/reviews", Bearer: auditor.Access})
+	p.succeed(servertest.Request{Method: "POST", Path: "/api/v2/audit/reviews", Bearer: auditor.Access,
+		Body: servertest.Marshal(p.T, object{"subject": "denials", "from": waiting["from"], "to": waiting["to"]})})
 }
 
 // careless is one whose owner never verified the address, to which the operator

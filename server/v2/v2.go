@@ -141,6 +141,8 @@ func Operations() map[string]gate.Operation {
 		"createTenantAPIKey": {Action: authz.CreateTenantAPIKey},
 
 		"queryAuditLog":     {Action: authz.ReadAudit},
+		"getReviews":        {Action: authz.ReadAudit, Patience: scoreTime},
+		"createReview":      {Action: authz.ReviewLog, Patience: scoreTime},
 		"getAuditEntry":     {Action: authz.ReadAudit},
 		"tailAuditLog":      {Action: authz.ReadAudit},
 		"getCheckpoint":     {Action: authz.ReadProof},

@@ -26,6 +26,7 @@ type Story struct {
 	Record func(audit.Event)
 
 	Versions map[string]int
+	told     int // entries so far
 }
 
 func (s *Story) After(d time.Duration) *Story { s.Clock = s.Clock.Add(d); return s }
@@ -56,6 +57,9 @@ var (
 	Owner    = As(authz.User, "usr_owner")
 	Client   = As(authz.APIKey, "key_client")
 	Stranger = As(authz.Stranger, "")
+
+	// Reviewer is a member who causes nothing that needs a review.
+	Reviewer = As(authz.User, "usr_b")
 )
 
 func (s *Story) Tell(t audit.EventType, o audit.Outcome, p authz.Principal, r audit.Resource, attributes ...string) *Story {
@@ -63,6 +67,7 @@ func (s *Story) Tell(t audit.EventType, o audit.Outcome, p authz.Principal, r au
 	for i := 0; i+1 < len(attributes); i += 2 {
 		a[attributes[i]] = attributes[i+1]
 	}
+	s.told++
 	s.Record(audit.Event{Type: t, Outcome: o, Principal: p, Resource: r, Attributes: a})
 	return s
 }
@@ -72,6 +77,7 @@ func (s *Story) In(d time.Duration) string { return s.Clock.Add(d).UTC().Format(
 func InDays(n int) time.Duration { return time.Duration(n) * 24 * time.Hour }
 
 func (s *Story) Began() *Story {
+	s.told = 0
 	return s.Tell(audit.TenantCreated, audit.Success, Service, audit.Resource{Type: audit.TenantResource, ID: string(Ours)})
 }
 
@@ -132,6 +138,22 @@ func (s *Story) ReadLog() *Story {
 	return s.Tell(audit.AuditRead, audit.Success, Owner, audit.Resource{Type: audit.LogResource})
 }
 
+// Acknowledged records that the reviewer acknowledges all entries so far.
+func (s *Story) Acknowledged() *Story { return s.AcknowledgedBy(Reviewer, 1, s.told) }
+
+func (s *Story) AcknowledgedBy(p authz.Principal, from, to int) *Story {
+	return s.Tell(audit.DenialsAcknowledged, audit.Success, p, audit.Resource{Type: audit.LogResource},
+		compliance.AttributeFrom, strconv.Itoa(from), compliance.AttributeTo, strconv.Itoa(to))
+}
+
+// Reviewed records a review of access or of the inventory.
+func (s *Story) Reviewed(t audit.EventType, p authz.Principal) *Story {
+	return s.Tell(t, audit.Success, p, audit.Resource{Type: audit.ComplianceResource})
+}
+
+// Told returns the number of entries so far.
+func (s *Story) Told() int { return s.told }
+
 func (s *Story) Listed(t audit.EventType) *Story {
 	return s.Tell(t, audit.Success, Owner, audit.Resource{Type: audit.UserResource})
 }
@@ -154,6 +176,7 @@ func (s *Story) Assessed(change ...func(*compliance.State)) *Story {
 	for _, c := range change {
 		c(&state)
 	}
+	s.told++
 	s.Record(audit.Event{
 		Type: audit.ComplianceAssessed, Outcome: audit.Success, Principal: compliance.Assessor(Ours),
 		Resource: audit.Resource{Type: audit.ComplianceResource}, Attributes: state.Attributes(),
@@ -171,18 +194,18 @@ func (s *Story) Good() *Story {
 	s.Began().Registered().After(time.Hour).Verified()
 	s.Issued(Client.ID, 180, Owner.ID, authz.VaultRead, authz.VaultWrite, authz.KeysWrite, authz.CryptoEncrypt, authz.CryptoDecrypt)
 	s.Sealed("cred_a", 60).Sealed("cred_b", 90).Sealed("cred_c", 30).Key(audit.KeyCreated, "ekey_a", 90)
-	s.Tell(audit.MemberInvited, audit.Success, Owner, audit.Resource{Type: audit.InvitationResource, ID: "inv_b"}, "role", "member")
-	s.After(time.Hour).User(audit.MemberJoined, "usr_b", "invitation", "inv_b", "role", "member")
+	s.Tell(audit.MemberInvited, audit.Success, Owner, audit.Resource{Type: audit.InvitationResource, ID: "inv_b"}, "role", "auditor")
+	s.After(time.Hour).User(audit.MemberJoined, "usr_b", "invitation", "inv_b", "role", "auditor")
 	s.Credential(audit.CredentialUnsealed, audit.Success, "cred_a", audit.AttributeVersion, "1")
 	s.Days(20).Renewed("cred_c", 30).Credential(audit.CredentialUnsealed, audit.Denied, "cred_x", audit.AttributeReason, "missing")
-	s.Days(2).ReadLog().FailedSignIns(6).After(2 * time.Hour)
+	s.Days(2).Acknowledged().FailedSignIns(6).After(2 * time.Hour)
 	s.Tell(audit.PasswordChanged, audit.Success, Owner, audit.Resource{Type: audit.UserResource, ID: Owner.ID})
-	s.Days(1).ReadLog().Days(20).Credential(audit.CredentialDeleted, audit.Success, "cred_c").Version(audit.CredentialRotated, "cred_a", 60)
+	s.Days(1).Acknowledged().Days(20).Credential(audit.CredentialDeleted, audit.Success, "cred_c").Version(audit.CredentialRotated, "cred_a", 60)
 	s.Days(10).Issued("key_old", 30, Owner.ID, authz.VaultRead)
 	s.Days(5).Tell(audit.APIKeyRevoked, audit.Success, Owner, audit.Resource{Type: audit.APIKeyResource, ID: "key_old"})
 	s.Days(15).Key(audit.KeyRotated, "ekey_a", 90).Renewed("cred_b", 90).Used(audit.DataDecrypted, Client)
-	s.User(audit.AccountRead, "usr_b").Listed(audit.MemberListed).Listed(audit.APIKeyListed).ReadLog()
-	return s.Used(audit.InventoryRead, Owner).Assessed().Daily().Used(audit.DataEncrypted, Client)
+	s.User(audit.AccountRead, "usr_b").Reviewed(audit.AccessReviewed, Reviewer).Acknowledged()
+	return s.Reviewed(audit.InventoryReviewed, Owner).Assessed().Daily().Used(audit.DataEncrypted, Client)
 }
 
 // Bad records three months of a careless tenant in a deployment with faults.

@@ -90,6 +90,7 @@ func (e ErrorErrorCode) Valid() bool {
 // Defines values for EventType.
 const (
 	EventTypeACCESSREFUSED          EventType = "ACCESS_REFUSED"
+	EventTypeACCESSREVIEWED         EventType = "ACCESS_REVIEWED"
 	EventTypeACCOUNTREAD            EventType = "ACCOUNT_READ"
 	EventTypeANCHORREFUSED          EventType = "ANCHOR_REFUSED"
 	EventTypeANCHORSTARTED          EventType = "ANCHOR_STARTED"
@@ -117,8 +118,10 @@ const (
 	EventTypeDATAREWRAPPED          EventType = "DATA_REWRAPPED"
 	EventTypeDATASIGNED             EventType = "DATA_SIGNED"
 	EventTypeDATAVERIFIED           EventType = "DATA_VERIFIED"
+	EventTypeDENIALSACKNOWLEDGED    EventType = "DENIALS_ACKNOWLEDGED"
 	EventTypeEMAILVERIFIED          EventType = "EMAIL_VERIFIED"
 	EventTypeINVENTORYREAD          EventType = "INVENTORY_READ"
+	EventTypeINVENTORYREVIEWED      EventType = "INVENTORY_REVIEWED"
 	EventTypeINVITATIONREVOKED      EventType = "INVITATION_REVOKED"
 	EventTypeKEYCREATED             EventType = "KEY_CREATED"
 	EventTypeKEYLISTED              EventType = "KEY_LISTED"
@@ -166,6 +169,8 @@ const (
 func (e EventType) Valid() bool {
 	switch e {
 	case EventTypeACCESSREFUSED:
+		return true
+	case EventTypeACCESSREVIEWED:
 		return true
 	case EventTypeACCOUNTREAD:
 		return true
@@ -221,9 +226,13 @@ func (e EventType) Valid() bool {
 		return true
 	case EventTypeDATAVERIFIED:
 		return true
+	case EventTypeDENIALSACKNOWLEDGED:
+		return true
 	case EventTypeEMAILVERIFIED:
 		return true
 	case EventTypeINVENTORYREAD:
+		return true
+	case EventTypeINVENTORYREVIEWED:
 		return true
 	case EventTypeINVITATIONREVOKED:
 		return true

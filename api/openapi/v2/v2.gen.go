@@ -405,6 +405,7 @@ func (e ErrorSuccess) Valid() bool {
 // Defines values for EventType.
 const (
 	EventTypeACCESSREFUSED          EventType = "ACCESS_REFUSED"
+	EventTypeACCESSREVIEWED         EventType = "ACCESS_REVIEWED"
 	EventTypeACCOUNTREAD            EventType = "ACCOUNT_READ"
 	EventTypeANCHORREFUSED          EventType = "ANCHOR_REFUSED"
 	EventTypeANCHORSTARTED          EventType = "ANCHOR_STARTED"
@@ -432,8 +433,10 @@ const (
 	EventTypeDATAREWRAPPED          EventType = "DATA_REWRAPPED"
 	EventTypeDATASIGNED             EventType = "DATA_SIGNED"
 	EventTypeDATAVERIFIED           EventType = "DATA_VERIFIED"
+	EventTypeDENIALSACKNOWLEDGED    EventType = "DENIALS_ACKNOWLEDGED"
 	EventTypeEMAILVERIFIED          EventType = "EMAIL_VERIFIED"
 	EventTypeINVENTORYREAD          EventType = "INVENTORY_READ"
+	EventTypeINVENTORYREVIEWED      EventType = "INVENTORY_REVIEWED"
 	EventTypeINVITATIONREVOKED      EventType = "INVITATION_REVOKED"
 	EventTypeKEYCREATED             EventType = "KEY_CREATED"
 	EventTypeKEYLISTED              EventType = "KEY_LISTED"
@@ -481,6 +484,8 @@ const (
 func (e EventType) Valid() bool {
 	switch e {
 	case EventTypeACCESSREFUSED:
+		return true
+	case EventTypeACCESSREVIEWED:
 		return true
 	case EventTypeACCOUNTREAD:
 		return true
@@ -536,9 +541,13 @@ func (e EventType) Valid() bool {
 		return true
 	case EventTypeDATAVERIFIED:
 		return true
+	case EventTypeDENIALSACKNOWLEDGED:
+		return true
 	case EventTypeEMAILVERIFIED:
 		return true
 	case EventTypeINVENTORYREAD:
+		return true
+	case EventTypeINVENTORYREVIEWED:
 		return true
 	case EventTypeINVITATIONREVOKED:
 		return true
@@ -864,6 +873,57 @@ const (
 func (e ResealedValuesSuccess) Valid() bool {
 	switch e {
 	case ResealedValuesSuccessTrue:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for ReviewSuccess.
+const (
+	ReviewSuccessTrue ReviewSuccess = true
+)
+
+// Valid indicates whether the value is a known member of the ReviewSuccess enum.
+func (e ReviewSuccess) Valid() bool {
+	switch e {
+	case ReviewSuccessTrue:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for ReviewSubject.
+const (
+	ReviewSubjectAccess    ReviewSubject = "access"
+	ReviewSubjectDenials   ReviewSubject = "denials"
+	ReviewSubjectInventory ReviewSubject = "inventory"
+)
+
+// Valid indicates whether the value is a known member of the ReviewSubject enum.
+func (e ReviewSubject) Valid() bool {
+	switch e {
+	case ReviewSubjectAccess:
+		return true
+	case ReviewSubjectDenials:
+		return true
+	case ReviewSubjectInventory:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for ReviewsWaitingSuccess.
+const (
+	ReviewsWaitingSuccessTrue ReviewsWaitingSuccess = true
+)
+
+// Valid indicates whether the value is a known member of the ReviewsWaitingSuccess enum.
+func (e ReviewsWaitingSuccess) Valid() bool {
+	switch e {
+	case ReviewsWaitingSuccessTrue:
 		return true
 	default:
 		return false
@@ -2279,6 +2339,85 @@ type ResetPasswordRequest struct {
 	Token string `json:"token"`
 }
 
+// Review defines model for Review.
+type Review struct {
+	// Count API keys and members, or parts of the inventory; 0 for denials.
+	Count int `json:"count"`
+
+	// Denials How many were acknowledged.
+	Denials int `json:"denials"`
+
+	// Digest SHA3-256 of what was reviewed; of denials, over the hashes of the entries acknowledged, in order.
+	Digest string `json:"digest"`
+
+	// Failures How many were acknowledged.
+	Failures int `json:"failures"`
+
+	// OwnDenials How many of the range were left because the caller caused them.
+	OwnDenials int `json:"own_denials"`
+
+	// OwnFailures How many of the range were left because the caller caused them.
+	OwnFailures int `json:"own_failures"`
+
+	// Sequence Of the entry of the review.
+	Sequence int64         `json:"sequence"`
+	Subject  ReviewSubject `json:"subject"`
+	Success  ReviewSuccess `json:"success"`
+}
+
+// ReviewSuccess defines model for Review.Success.
+type ReviewSuccess bool
+
+// ReviewRequest defines model for ReviewRequest.
+type ReviewRequest struct {
+	// From The `tenant_sequence` of the first entry. For denials, which need it.
+	From    *int64        `json:"from,omitempty"`
+	Subject ReviewSubject `json:"subject"`
+
+	// To The `tenant_sequence` of the last entry. For denials, which need it.
+	To *int64 `json:"to,omitempty"`
+}
+
+// ReviewSubject defines model for ReviewSubject.
+type ReviewSubject string
+
+// ReviewsWaiting defines model for ReviewsWaiting.
+type ReviewsWaiting struct {
+	// AccessReviewedAt Absent when never.
+	AccessReviewedAt *time.Time `json:"access_reviewed_at,omitempty"`
+
+	// Denials That the caller can acknowledge.
+	Denials int `json:"denials"`
+
+	// Failures That the caller can acknowledge.
+	Failures int `json:"failures"`
+
+	// From The `from` to send.
+	From int64 `json:"from"`
+
+	// InventoryReviewedAt Absent when never.
+	InventoryReviewedAt *time.Time `json:"inventory_reviewed_at,omitempty"`
+
+	// LogReviewedAt Absent when never.
+	LogReviewedAt *time.Time `json:"log_reviewed_at,omitempty"`
+
+	// Oldest Time of the oldest that the caller can acknowledge.
+	Oldest *time.Time `json:"oldest,omitempty"`
+
+	// OwnDenials That the caller caused; another member acknowledges them.
+	OwnDenials int `json:"own_denials"`
+
+	// OwnFailures That the caller caused; another member acknowledges them.
+	OwnFailures int                   `json:"own_failures"`
+	Success     ReviewsWaitingSuccess `json:"success"`
+
+	// To The `to` to send.
+	To int64 `json:"to"`
+}
+
+// ReviewsWaitingSuccess defines model for ReviewsWaiting.Success.
+type ReviewsWaitingSuccess bool
+
 // RevokedAPIKey defines model for RevokedAPIKey.
 type RevokedAPIKey struct {
 	KeyId   string    `json:"key_id"`
@@ -3017,6 +3156,9 @@ type UnsealCredentialParams struct {
 
 // CreateAPIKeyJSONRequestBody defines body for CreateAPIKey for application/json ContentType.
 type CreateAPIKeyJSONRequestBody = CreateAPIKeyRequest
+
+// CreateReviewJSONRequestBody defines body for CreateReview for application/json ContentType.
+type CreateReviewJSONRequestBody = ReviewRequest
 
 // AcceptInvitationJSONRequestBody defines body for AcceptInvitation for application/json ContentType.
 type AcceptInvitationJSONRequestBody = AcceptInvitationRequest

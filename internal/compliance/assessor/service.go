@@ -185,21 +185,28 @@ func (s *Service) History(ctx context.Context, p authz.Principal, f compliance.F
 	return days, nil
 }
 
-func (s *Service) history(ctx context.Context, tenant authz.TenantID, f compliance.Framework) ([]compliance.DayScore, error) {
+func (s *Service) history(ctx context.Context, tenant authz.TenantID, f compliance.Framework) (days []compliance.DayScore, err error) {
+	err = s.withNewest(ctx, tenant, func(e *compliance.Evidence) { days = append([]compliance.DayScore{}, e.Scores[f]...) })
+	return days, err
+}
+
+// withNewest calls f with the evidence of all entries of a tenant.
+func (s *Service) withNewest(ctx context.Context, tenant authz.TenantID, f func(*compliance.Evidence)) error {
 	ctx, cancel := context.WithTimeout(ctx, s.patience)
 	defer cancel()
-	newest, release, err := s.evidence.acquire(ctx, tenant)
+	g, release, err := s.evidence.acquire(ctx, tenant)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer release()
-	switch err := s.evidence.catchUp(ctx, newest, 0); {
+	switch err := s.evidence.catchUp(ctx, g, 0); {
 	case errors.Is(err, errUnfinished):
-		return nil, errBusy
+		return errBusy
 	case err != nil:
-		return nil, err
+		return err
 	}
-	return append([]compliance.DayScore{}, newest.evidence.Scores[f]...), nil
+	f(g.evidence)
+	return nil
 }
 
 // Inventory returns the cryptographic bill of materials of p's tenant. Errors: fault.Forbidden,
