@@ -354,6 +354,11 @@ func (o *tour) membersThrough(t *testing.T) {
 	if joined.User.Role != "member" || changed.User.Role != "auditor" || changed.User.UserId != joined.User.UserId {
 		t.Errorf("joined %+v, changed %+v", joined, changed)
 	}
+	waiting := answered(owner.V2.GetReviews(ctx))(t)
+	review := answered(owner.V2.CreateReview(ctx, v2.ReviewRequest{Subject: v2.ReviewSubjectDenials, From: &waiting.From, To: &waiting.To}))(t)
+	if review.Sequence == 0 || review.Denials != waiting.Denials {
+		t.Errorf("%+v of %+v", review, waiting)
+	}
 	list := answered(owner.V2.ListMembers(ctx))(t)
 	if len(list.Members) != 2 || len(list.Invitations) != 0 {
 		t.Errorf("members %+v", list)
