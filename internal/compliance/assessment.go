@@ -110,14 +110,17 @@ type Coverage struct {
 // Assessment is the judgement of a framework as of a head. All fields except Proof follow from the
 // catalogue and the entries up to the head.
 type Assessment struct {
-	Framework Framework       `json:"framework"`
-	Version   string          `json:"version"`          // edition of the framework
-	Score     *float64        `json:"score"`            // 0 to 100 with one decimal; nil when withheld
-	Reason    string          `json:"reason,omitempty"` // reason for withholding the score
-	Coverage  Coverage        `json:"coverage"`
-	Proof     Proof           `json:"proof"`
-	Head      Head            `json:"head"`
-	Controls  []ControlResult `json:"controls"` // in the order of the catalogue
+	Framework Framework `json:"framework"`
+	Version   string    `json:"version"`          // edition of the framework
+	Score     *float64  `json:"score"`            // 0 to 100 with one decimal; nil when withheld
+	Reason    string    `json:"reason,omitempty"` // reason for withholding the score
+	// Provisional is set while the log has no assessment of the deployment yet. Its probes then have
+	// no data, and a score that leaves them out is no better than that of a tenant that has them.
+	Provisional bool            `json:"provisional"`
+	Coverage    Coverage        `json:"coverage"`
+	Proof       Proof           `json:"proof"`
+	Head        Head            `json:"head"`
+	Controls    []ControlResult `json:"controls"` // in the order of the catalogue
 }
 
 // Withhold removes the score and all results that would reveal it.
@@ -147,7 +150,24 @@ type ProbeResult struct {
 	WindowDays int         `json:"window_days"` // days that the probe looks back; 0: the state at the head
 	Detail     string      `json:"detail"`      // one sentence, no full stop
 	Evidence   []Reference `json:"evidence"`    // some of the entries judged, ascending, at most MaxEvidence
+
+	Responsible Responsible `json:"responsible"`
+
+	// The rest is only there when the probe fails.
+	Since   *time.Time `json:"since,omitempty"`   // entry as of which it was first found failing; days are compared, in UTC
+	Objects []string   `json:"objects,omitempty"` // ids of what it fails for, sorted, at most MaxObjects
+	Remedy  string     `json:"remedy,omitempty"`  // what mends it, one sentence
+	Guide   string     `json:"guide,omitempty"`   // URL of the page that says how
 }
+
+// Responsible says whose job it is to mend what a probe finds.
+type Responsible string
+
+// Who is responsible.
+const (
+	TheTenant     Responsible = "tenant"     // its owners and members
+	TheDeployment Responsible = "deployment" // whoever operates the service
+)
 
 // DayScore is the last score of a day in UTC.
 type DayScore struct {

@@ -39,7 +39,7 @@ func Derive(c *Catalogue, entries iter.Seq2[*audit.Entry, error], head uint64) (
 
 // Assess judges as of the newest entry of the evidence. It leaves Proof unset.
 func (c *Catalogue) Assess(e *Evidence) Assessment {
-	a := Assessment{Framework: c.Framework, Version: c.Version, Coverage: c.Coverage(), Head: e.Head(), Controls: []ControlResult{}}
+	a := Assessment{Framework: c.Framework, Version: c.Version, Coverage: c.Coverage(), Head: e.Head(), Provisional: e.State == nil, Controls: []ControlResult{}}
 	asked := make(map[string]ProbeResult)
 	passed, scored := 0.0, 0.0
 	for _, control := range c.Controls {
@@ -132,7 +132,7 @@ func DecodeEvidence(b []byte) (*Evidence, error) {
 // whole reports whether the evidence has all parts that the fold creates.
 func (e *Evidence) whole() bool {
 	if e.Types == nil || e.Succeeded == nil || e.Days == nil || e.Credentials == nil || e.Keys == nil || e.APIKeys == nil || e.Users == nil ||
-		e.Invitations == nil || e.Departed == nil || e.Makers == nil || e.Scores == nil || e.Days[dayOf(e.Last.Micros)] == nil {
+		e.Invitations == nil || e.Departed == nil || e.Makers == nil || e.Scores == nil || e.Failing == nil || e.Days[dayOf(e.Last.Micros)] == nil {
 		return false
 	}
 	for _, aspects := range e.Days {

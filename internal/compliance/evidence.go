@@ -92,6 +92,8 @@ type Evidence struct {
 	signIns
 	reviews
 
+	Failing map[string]mark `json:"failing"` // probes that failed at the end of the last day, with the newest entry of the first such day
+
 	State  *assessed                `json:"state"`
 	Scores map[Framework][]DayScore `json:"scores"`
 	Daily  mark                     `json:"daily,omitzero"` // newest entry with the scores of a day
@@ -150,7 +152,7 @@ func NewEvidence() *Evidence {
 			Credentials: make(map[string]*credential), Keys: make(map[string]*namedKey), APIKeys: make(map[string]*apiKey),
 			Users: make(map[string]*user), Invitations: make(map[string]mark), Departed: make(map[string]mark),
 		},
-		reviews: reviews{Makers: make(map[string]string)}, Scores: make(map[Framework][]DayScore),
+		reviews: reviews{Makers: make(map[string]string)}, Failing: make(map[string]mark), Scores: make(map[Framework][]DayScore),
 	}
 }
 
@@ -167,7 +169,8 @@ func (e *Evidence) Add(a *audit.Entry) error {
 		e.ChainID, e.PublicKey = a.Attributes["chain_id"], a.Attributes["public_key"]
 	}
 	today := dayOf(m.Micros)
-	if e.Count == 0 || today != dayOf(e.Last.Micros) {
+	if e.Count > 0 && today != dayOf(e.Last.Micros) {
+		e.endDay()
 		e.forget(m)
 	}
 	e.Count++
@@ -192,6 +195,18 @@ func (e *Evidence) Add(a *audit.Entry) error {
 	e.review(a, m)
 	e.own(a, m)
 	return nil
+}
+
+// endDay notes which probes fail at the end of a day, and since when.
+func (e *Evidence) endDay() {
+	for i := range Probes {
+		p := &Probes[i]
+		if p.answer(e).result != Fail {
+			delete(e.Failing, p.Name)
+		} else if _, ok := e.Failing[p.Name]; !ok {
+			e.Failing[p.Name] = e.Last
+		}
+	}
 }
 
 func dayOf(micros int64) int64 { return micros / int64(24*time.Hour/time.Microsecond) }

@@ -10,6 +10,9 @@ import (
 // MaxEvidence bounds the entries that a probe cites. It cites the newest ones.
 const MaxEvidence = 8
 
+// MaxObjects bounds the objects that a failing probe names.
+const MaxObjects = 20
+
 // Probe is one question about the evidence.
 type Probe struct {
 	Name   string
@@ -23,34 +26,59 @@ type Probe struct {
 
 // verdict is the answer of a probe.
 type verdict struct {
-	result Result
-	sample int
-	detail string
-	cite   []mark
+	result  Result
+	sample  int
+	detail  string
+	cite    []mark
+	objects []string // ids of the objects for which the probe fails
 }
 
 // decided returns Fail if wrong is over 0, and Pass otherwise.
 func decided(sample, wrong int, detail string, cite []mark) verdict {
 	if wrong > 0 {
-		return verdict{Fail, sample, detail, cite}
+		return verdict{result: Fail, sample: sample, detail: detail, cite: cite}
 	}
-	return verdict{Pass, sample, detail, cite}
+	return verdict{result: Pass, sample: sample, detail: detail, cite: cite}
+}
+
+// decidedBy returns the verdict on objects of which some are wrong.
+func decidedBy(sample int, wrong []string, detail string, cite []mark) verdict {
+	v := decided(sample, len(wrong), detail, cite)
+	v.objects = wrong
+	return v
 }
 
 func nothing(detail string) verdict { return verdict{result: NotApplicable, detail: detail} }
 
 // Run evaluates the probe as of the newest entry.
 func (p *Probe) Run(e *Evidence) ProbeResult {
+	v := p.answer(e)
+	r := ProbeResult{
+		Name: p.Name, Title: p.Title, Result: v.result, Sample: v.sample, WindowDays: p.window, Detail: v.detail,
+		Evidence: references(v.cite), Responsible: p.Responsible(),
+	}
+	if v.result == Fail {
+		since := e.Last
+		if first, ok := e.Failing[p.Name]; ok {
+			since = first
+		}
+		at, how := since.Time(), remedies[p.Name]
+		slices.Sort(v.objects)
+		r.Since, r.Objects = &at, v.objects[:min(len(v.objects), MaxObjects)]
+		r.Remedy, r.Guide = how.text, guides+how.guide
+	}
+	return r
+}
+
+// answer judges as of the newest entry. Behind the deadline, no data is a failure.
+func (p *Probe) answer(e *Evidence) verdict {
 	now := e.Last.Time()
 	v := p.judge(e, now)
 	if due := e.First.Time().AddDate(0, 0, p.deadline); v.result == NoData && p.deadline > 0 && now.After(due) {
 		v.result = Fail
 		v.detail += fmt.Sprintf("; it was due by %s", due.Format(time.DateOnly))
 	}
-	return ProbeResult{
-		Name: p.Name, Title: p.Title, Result: v.result, Sample: v.sample, WindowDays: p.window, Detail: v.detail,
-		Evidence: references(v.cite),
-	}
+	return v
 }
 
 // references returns the newest of the marks, ascending and without duplicates.
@@ -66,31 +94,32 @@ func references(cite []mark) []Reference {
 	return all
 }
 
-// live returns the credentials that are not deleted.
-func (e *Evidence) live() (all []*credential) {
-	for _, c := range e.Credentials {
+// live returns the credentials that are not deleted, by id.
+func (e *Evidence) live() map[string]*credential {
+	all := make(map[string]*credential, len(e.Credentials))
+	for id, c := range e.Credentials {
 		if c.Deleted == nil {
-			all = append(all, c)
+			all[id] = c
 		}
 	}
 	return all
 }
 
-// split counts the elements for which wrong returns true. It returns the entries to cite: those of
-// the wrong elements, or those of all elements if none is wrong.
-func split[T any](all []T, at func(T) mark, wrong func(T) bool) (n int, cite []mark) {
+// split returns the ids of the objects for which wrong returns true, and the entries to cite: those
+// of the wrong objects, or those of all objects if none is wrong.
+func split[T any](all map[string]T, at func(T) mark, wrong func(T) bool) (ids []string, cite []mark) {
 	var good, bad []mark
-	for _, one := range all {
+	for id, one := range all {
 		if wrong(one) {
-			bad = append(bad, at(one))
+			ids, bad = append(ids, id), append(bad, at(one))
 		} else {
 			good = append(good, at(one))
 		}
 	}
 	if len(bad) > 0 {
-		return len(bad), bad
+		return ids, bad
 	}
-	return 0, good
+	return nil, good
 }
 
 const Day = 24 * time.Hour
@@ -116,7 +145,7 @@ var credentialProbes = []Probe{
 			return nothing("there are no credentials")
 		}
 		expired, cite := split(all, renewed, func(c *credential) bool { return c.Expires != 0 && !before(now.UnixMicro(), time.UnixMicro(c.Expires)) })
-		return decided(len(all), expired, fmt.Sprintf("%s, %d past the expiry", plural(len(all), "live credential"), expired), cite)
+		return decidedBy(len(all), expired, fmt.Sprintf("%s, %d past the expiry", plural(len(all), "live credential"), len(expired)), cite)
 	}},
 	{Name: "credentials_renewed", Title: "Credentials are renewed before they expire", window: changeDays, judge: func(e *Evidence, now time.Time) verdict {
 		all := e.live()
@@ -128,11 +157,13 @@ var credentialProbes = []Probe{
 		overdue, cite := split(all, renewed, func(c *credential) bool { return c.overdue(now) })
 		if late > 0 {
 			cite = append(cite, lateCited...)
-		} else if overdue == 0 {
+		} else if len(overdue) == 0 {
 			cite = append(cite, cited...)
 		}
-		return decided(len(all)+renewals, overdue+late, fmt.Sprintf("%s, %d overdue for renewal; %s in the window, %d after the expiry",
-			plural(len(all), "live credential"), overdue, plural(renewals, "renewal"), late), cite)
+		v := decided(len(all)+renewals, len(overdue)+late, fmt.Sprintf("%s, %d overdue for renewal; %s in the window, %d after the expiry",
+			plural(len(all), "live credential"), len(overdue), plural(renewals, "renewal"), late), cite)
+		v.objects = overdue
+		return v
 	}},
 	{Name: "values_rotated", Title: "The values of credentials are changed at least once a year", judge: func(e *Evidence, now time.Time) verdict {
 		all := e.live()
@@ -141,23 +172,23 @@ var credentialProbes = []Probe{
 		}
 		oldest := now.AddDate(0, 0, -maxValueAge)
 		old, cite := split(all, func(c *credential) mark { return c.Changed }, func(c *credential) bool { return before(c.Changed.Micros, oldest) })
-		return decided(len(all), old, fmt.Sprintf("%s, %d with values older than %d days", plural(len(all), "live credential"), old, maxValueAge), cite)
+		return decidedBy(len(all), old, fmt.Sprintf("%s, %d with values older than %d days", plural(len(all), "live credential"), len(old), maxValueAge), cite)
 	}},
 	{Name: "keys_rotated", Title: "No named key is past its rotation period", judge: func(e *Evidence, now time.Time) verdict {
-		all := values(e.Keys)
+		all := e.Keys
 		if len(all) == 0 {
 			return nothing("there are no named keys")
 		}
 		late, cite := split(all, rotated, func(k *namedKey) bool { return before(k.Next, now.Add(-rotationGrace)) })
-		return decided(len(all), late, fmt.Sprintf("%s, %d past the period", plural(len(all), "named key"), late), cite)
+		return decidedBy(len(all), late, fmt.Sprintf("%s, %d past the period", plural(len(all), "named key"), len(late)), cite)
 	}},
 	{Name: "key_periods", Title: "The rotation period of named keys is at most two years", judge: func(e *Evidence, _ time.Time) verdict {
-		all := values(e.Keys)
+		all := e.Keys
 		if len(all) == 0 {
 			return nothing("there are no named keys")
 		}
 		long, cite := split(all, rotated, func(k *namedKey) bool { return k.Period > maxKeyPeriod })
-		return decided(len(all), long, fmt.Sprintf("%s, %d with a period over %d days", plural(len(all), "named key"), long, maxKeyPeriod), cite)
+		return decidedBy(len(all), long, fmt.Sprintf("%s, %d with a period over %d days", plural(len(all), "named key"), len(long), maxKeyPeriod), cite)
 	}},
 	{Name: "disposal_timely", Title: "What has ended is deleted", window: changeDays, judge: func(e *Evidence, now time.Time) verdict {
 		all := e.live()
@@ -168,11 +199,11 @@ var credentialProbes = []Probe{
 		if len(all)+deletions == 0 {
 			return nothing("there are no credentials, and none was deleted")
 		}
-		if left == 0 && deletions > 0 {
+		if len(left) == 0 && deletions > 0 {
 			cite = cited
 		}
-		return decided(len(all)+deletions, left, fmt.Sprintf("%s in the window; %d of %s kept more than %d days past the expiry, or with a former version that should have ended",
-			plural(deletions, "deletion"), left, plural(len(all), "live credential"), disposalDays), cite)
+		return decidedBy(len(all)+deletions, left, fmt.Sprintf("%s in the window; %d of %s kept more than %d days past the expiry, or with a former version that should have ended",
+			plural(deletions, "deletion"), len(left), plural(len(all), "live credential"), disposalDays), cite)
 	}},
 	{Name: "deletion_final", Title: "What was deleted is not readable again", window: changeDays, judge: func(e *Evidence, _ time.Time) verdict {
 		deletions, cite := e.within(aDeletion, changeDays)
@@ -220,12 +251,4 @@ func (c *credential) overdue(now time.Time) bool {
 	}
 	lifetime := c.Expires - c.Renewed.Micros
 	return now.UnixMicro() >= c.Expires-lifetime/renewalShare
-}
-
-func values[K comparable, V any](m map[K]V) []V {
-	all := make([]V, 0, len(m))
-	for _, v := range m {
-		all = append(all, v)
-	}
-	return all
 }

@@ -48,20 +48,20 @@ var accessProbes = []Probe{
 		})
 	}},
 	{Name: "members_active", Title: "No member is inactive", window: idleDays, judge: func(e *Evidence, now time.Time) verdict {
-		all := values(e.Users)
+		all := e.Users
 		if len(all) == 0 {
 			return nothing("there are no members")
 		}
 		since := now.AddDate(0, 0, -idleDays)
 		idle, cite := split(all, func(u *user) mark { return u.Active }, func(u *user) bool { return before(u.Active.Micros, since) })
-		return decided(len(all), idle, fmt.Sprintf("%s, %d inactive for %d days", plural(len(all), "member"), idle, idleDays), cite)
+		return decidedBy(len(all), idle, fmt.Sprintf("%s, %d inactive for %d days", plural(len(all), "member"), len(idle), idleDays), cite)
 	}},
 	{Name: "email_verified", Title: "The e-mail address of each member is verified", judge: func(e *Evidence, now time.Time) verdict {
 		since := now.AddDate(0, 0, -verifyDays)
-		var all []*user
-		for _, u := range e.Users {
+		all := make(map[string]*user)
+		for id, u := range e.Users {
 			if u.Verified || before(u.Joined.Micros, since) {
-				all = append(all, u)
+				all[id] = u
 			}
 		}
 		switch {
@@ -71,7 +71,7 @@ var accessProbes = []Probe{
 			return verdict{result: NoData, detail: fmt.Sprintf("whoever joined has %d days for it", verifyDays)}
 		}
 		open, cite := split(all, func(u *user) mark { return u.Joined }, func(u *user) bool { return !u.Verified })
-		return decided(len(all), open, fmt.Sprintf("%s, %d not verified after %d days", plural(len(all), "member"), open, verifyDays), cite)
+		return decidedBy(len(all), open, fmt.Sprintf("%s, %d not verified after %d days", plural(len(all), "member"), len(open), verifyDays), cite)
 	}},
 	{Name: "issuance_approved", Title: "API keys and memberships come from somebody who may give them", window: issueDays, judge: func(e *Evidence, _ time.Time) verdict {
 		issued, cite := e.within(anIssue, issueDays)
@@ -100,17 +100,17 @@ var accessProbes = []Probe{
 
 // judgeAPIKeys judges the API keys that are neither revoked nor expired.
 func judgeAPIKeys(e *Evidence, now time.Time, what string, wrong func(*apiKey) bool) verdict {
-	var all []*apiKey
-	for _, k := range e.APIKeys {
+	all := make(map[string]*apiKey)
+	for id, k := range e.APIKeys {
 		if k.Expires == 0 || before(now.UnixMicro(), time.UnixMicro(k.Expires)) {
-			all = append(all, k)
+			all[id] = k
 		}
 	}
 	if len(all) == 0 {
 		return nothing("there are no API keys")
 	}
-	n, cite := split(all, func(k *apiKey) mark { return k.Created }, wrong)
-	return decided(len(all), n, fmt.Sprintf("%s, %d %s", plural(len(all), "API key"), n, what), cite)
+	ids, cite := split(all, func(k *apiKey) mark { return k.Created }, wrong)
+	return decidedBy(len(all), ids, fmt.Sprintf("%s, %d %s", plural(len(all), "API key"), len(ids), what), cite)
 }
 
 func judgeBursts(e *Evidence, now time.Time) verdict {
@@ -147,7 +147,7 @@ func judgeBursts(e *Evidence, now time.Time) verdict {
 		cite = bad
 	}
 	if open == seen && open > 0 {
-		return verdict{NoData, seen, strings.Join(parts, ", "), cite}
+		return verdict{result: NoData, sample: seen, detail: strings.Join(parts, ", "), cite: cite}
 	}
 	return decided(seen, unhandled, strings.Join(parts, ", "), cite)
 }

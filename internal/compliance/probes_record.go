@@ -42,7 +42,7 @@ func reviewedWithin(last mark, now time.Time, days int, what string) verdict {
 	if last == (mark{}) || before(last.Micros, now.AddDate(0, 0, -days)) {
 		return verdict{result: NoData, detail: fmt.Sprintf("no member reviewed %s in %d days", what, days)}
 	}
-	return verdict{Pass, 1, fmt.Sprintf("a member reviewed %s on %s", what, last.Time().Format(time.DateOnly)), []mark{last}}
+	return verdict{result: Pass, sample: 1, detail: fmt.Sprintf("a member reviewed %s on %s", what, last.Time().Format(time.DateOnly)), cite: []mark{last}}
 }
 
 // acknowledgedInTime judges whether members acknowledged the denials or failures in time.
@@ -72,13 +72,13 @@ func (e *Evidence) acknowledgedInTime(now time.Time, what, late aspect, noun str
 		if len(open) > 0 {
 			detail += fmt.Sprintf("; the oldest waits since %s", oldest.Time().Format(time.DateOnly))
 		}
-		return verdict{Fail, n, detail, append(open, tardyCited...)}
+		return verdict{result: Fail, sample: n, detail: detail, cite: append(open, tardyCited...)}
 	}
 	if waiting >= n { // all of them can still be acknowledged in time
-		return verdict{NoData, n, detail, cite}
+		return verdict{result: NoData, sample: n, detail: detail, cite: cite}
 	}
 	_, acknowledged := e.within(anAcknowledgement, recordDays)
-	return verdict{Pass, n, detail, append(cite, acknowledged...)}
+	return verdict{result: Pass, sample: n, detail: detail, cite: append(cite, acknowledged...)}
 }
 
 var recordProbes = []Probe{
@@ -133,7 +133,7 @@ func ofState(name, title string, judge func(s State, now time.Time) (Result, str
 		if result == NotApplicable {
 			sample = 0
 		}
-		return verdict{result, sample, detail, []mark{e.State.At}}
+		return verdict{result: result, sample: sample, detail: detail, cite: []mark{e.State.At}}
 	}}
 }
 

@@ -65,7 +65,7 @@ func (a *complianceAPI) GetComplianceScore(c *gin.Context, params api.GetComplia
 
 func score(s compliance.Assessment) api.ComplianceScore {
 	answer := api.ComplianceScore{
-		Success: true, Framework: api.Framework(s.Framework), Version: s.Version, Reason: optional(s.Reason), Head: chainHead(s.Head),
+		Success: true, Framework: api.Framework(s.Framework), Version: s.Version, Reason: optional(s.Reason), Provisional: s.Provisional, Head: chainHead(s.Head),
 		Controls: make([]api.ComplianceControl, len(s.Controls)),
 	}
 	if s.Score != nil {
@@ -87,7 +87,11 @@ func score(s compliance.Assessment) api.ComplianceScore {
 		for j, p := range c.Probes {
 			probe := api.ComplianceProbe{
 				Name: p.Name, Title: p.Title, Result: api.ProbeResult(p.Result), Sample: p.Sample, WindowDays: p.WindowDays, Detail: p.Detail,
-				Evidence: make([]api.EntryReference, len(p.Evidence)),
+				Evidence: make([]api.EntryReference, len(p.Evidence)), Responsible: api.ComplianceProbeResponsible(p.Responsible),
+				Since: p.Since, Remedy: optional(p.Remedy), Guide: optional(p.Guide),
+			}
+			if len(p.Objects) > 0 {
+				probe.Objects = &p.Objects
 			}
 			for k, e := range p.Evidence {
 				probe.Evidence[k] = api.EntryReference{Sequence: int64(e.Sequence), Hash: e.Hash}

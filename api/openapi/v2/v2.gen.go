@@ -177,6 +177,24 @@ func (e ComplianceHistorySuccess) Valid() bool {
 	}
 }
 
+// Defines values for ComplianceProbeResponsible.
+const (
+	ComplianceProbeResponsibleDeployment ComplianceProbeResponsible = "deployment"
+	ComplianceProbeResponsibleTenant     ComplianceProbeResponsible = "tenant"
+)
+
+// Valid indicates whether the value is a known member of the ComplianceProbeResponsible enum.
+func (e ComplianceProbeResponsible) Valid() bool {
+	switch e {
+	case ComplianceProbeResponsibleDeployment:
+		return true
+	case ComplianceProbeResponsibleTenant:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for ComplianceReportFormat.
 const (
 	ComplianceReportFormatKsi   ComplianceReportFormat = "ksi"
@@ -1595,16 +1613,34 @@ type ComplianceProbe struct {
 
 	// Evidence Some of the entries that it was judged by.
 	Evidence []EntryReference `json:"evidence"`
-	Name     string           `json:"name"`
-	Result   ProbeResult      `json:"result"`
+
+	// Guide Only of a failing probe. The page that says how.
+	Guide *string `json:"guide,omitempty"`
+	Name  string  `json:"name"`
+
+	// Objects Only of a failing probe. The ids of the credentials, keys, API keys or members that it fails for, 20 at most.
+	Objects *[]string `json:"objects,omitempty"`
+
+	// Remedy Only of a failing probe. What mends it.
+	Remedy *string `json:"remedy,omitempty"`
+
+	// Responsible Whose job it is to mend what the probe finds.
+	Responsible ComplianceProbeResponsible `json:"responsible"`
+	Result      ProbeResult                `json:"result"`
 
 	// Sample How many things were looked at.
-	Sample int    `json:"sample"`
-	Title  string `json:"title"`
+	Sample int `json:"sample"`
+
+	// Since Only of a failing probe. The time of the entry as of which it was first found failing; days are compared, in UTC.
+	Since *time.Time `json:"since,omitempty"`
+	Title string     `json:"title"`
 
 	// WindowDays How far back it looks; 0 for the state at the head.
 	WindowDays int `json:"window_days"`
 }
+
+// ComplianceProbeResponsible Whose job it is to mend what the probe finds.
+type ComplianceProbeResponsible string
 
 // ComplianceReport defines model for ComplianceReport.
 type ComplianceReport struct {
@@ -1645,7 +1681,11 @@ type ComplianceScore struct {
 		// VerifiedTo The chain holds up to this sequence.
 		VerifiedTo int64 `json:"verified_to"`
 	} `json:"proof"`
-	Reason *string `json:"reason,omitempty"`
+
+	// Provisional True while the log has no assessment of the deployment yet. Its probes then have no data and are left out, so that the
+	// score is no better than a lower one that has them.
+	Provisional bool    `json:"provisional"`
+	Reason      *string `json:"reason,omitempty"`
 
 	// Score Null when it is withheld; `reason` says why.
 	Score   *float32               `json:"score"`

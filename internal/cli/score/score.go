@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -177,7 +178,9 @@ func (o *scoreOptions) print(out io.Writer, a compliance.Assessment) error {
 	}
 	score := "withheld: " + a.Reason
 	if a.Score != nil {
-		score = strconv.FormatFloat(*a.Score, 'f', 1, 64)
+		if score = strconv.FormatFloat(*a.Score, 'f', 1, 64); a.Provisional {
+			score += " (provisional: the log has no assessment of the deployment yet)"
+		}
 	}
 	_, err := fmt.Fprintf(out, "score: %s\nframework: %s, %s\ncoverage: %d of %d controls have evidence (%s%%)\nhead: %d %s\nproof: %s up to %d\n",
 		score, a.Framework, a.Version, a.Coverage.Evidenced, a.Coverage.Controls, strconv.FormatFloat(a.Coverage.Percent, 'f', 1, 64),
@@ -190,6 +193,9 @@ func (o *scoreOptions) print(out io.Writer, a compliance.Assessment) error {
 		rows = append(rows, []string{c.ID, string(c.Result), strconv.FormatFloat(c.Weight, 'g', -1, 64), c.Title})
 		for _, p := range c.Probes {
 			rows = append(rows, []string{"", string(p.Result), "", p.Name + ": " + p.Detail})
+			if p.Since != nil {
+				rows = append(rows, []string{"", "", "", fmt.Sprintf("  the %s's, since %s: %s", p.Responsible, p.Since.Format(time.DateOnly), p.Remedy)})
+			}
 		}
 	}
 	fmt.Fprintln(out)

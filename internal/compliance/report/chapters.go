@@ -92,7 +92,7 @@ func (s *sheet) manual() {
 		return
 	}
 	s.flow(body, "These controls of the catalogue are judged by a person, from evidence that the service does not have. They are listed so that nobody takes "+
-		"their absence for an answer, and they are not scored.")
+		"their absence for an answer, and they are not scored. The last column is for the conclusion of whoever judges.")
 	for _, g := range grouped(s.d, manual) {
 		if g.profile != "" {
 			s.need(30)
@@ -105,12 +105,13 @@ func (s *sheet) manual() {
 		}
 		rows := make([][]cell, len(g.controls))
 		for i, c := range g.controls {
-			rows[i] = cells(c.ID, c.Title, strings.Join(c.Related, ", "))
+			rows[i] = cells(c.ID, c.Title, strings.Join(c.Related, ", "), "")
 		}
 		s.table(wide(
 			column{heading: "Control", width: idWidth, style: strong.at(8)},
 			column{heading: "Our title", style: small},
-			column{heading: "Relates to 800-53", width: 46, style: faint}), rows)
+			column{heading: "Relates to 800-53", width: 34, style: faint},
+			column{heading: "Conclusion, by whom, when", width: 50, style: small}), rows)
 	}
 }
 

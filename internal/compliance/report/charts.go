@@ -60,7 +60,11 @@ func (s *sheet) gauge(x, y, w float64) {
 	}
 	s.put(cx-radius-1.2, cy+1.2, faint.at(7), "0")
 	s.right(cx+radius+2.2, cy+1.2, faint.at(7), "100")
-	s.note(x, y+35, w, "Weight of the controls that passed, of those that passed or failed")
+	text := "Weight of the controls that passed, of those that passed or failed"
+	if a.Provisional && a.Score != nil {
+		text = "Provisional: the log has no assessment of the deployment yet, so its controls are left out"
+	}
+	s.note(x, y+35, w, text)
 }
 
 // coverage draws for how many of the controls the log has evidence.

@@ -1,8 +1,10 @@
 package report
 
 import (
+	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/latticekeep/latticekeep/internal/compliance"
 )
@@ -145,7 +147,7 @@ func citations(p compliance.ProbeResult) (table, [][]cell) {
 func (s *sheet) probeHeight(p compliance.ProbeResult) float64 {
 	t, rows := citations(p)
 	text := float64(len(s.wrap(probeTitle, p.Title, probeText)))*probeTitle.line() +
-		float64(len(s.wrap(small, sentence(p.Detail), probeText))+2)*small.line() + 8
+		float64(len(s.wrap(small, sentence(p.Detail), probeText))+len(s.wrap(small, toDo(p), probeText))+2)*small.line() + 8
 	return min(text, 60) + min(s.tableHeight(t, rows), keepable)
 }
 
@@ -163,6 +165,9 @@ func (s *sheet) probe(p compliance.ProbeResult) {
 		s.y += probeTitle.line()
 	}
 	s.flowIn(x, probeText, small, sentence(p.Detail))
+	if p.Result == compliance.Fail {
+		s.flowIn(x, probeText, small, toDo(p))
+	}
 	s.y -= 0.6
 	s.need(small.line())
 	at := x
@@ -180,6 +185,23 @@ func (s *sheet) probe(p compliance.ProbeResult) {
 		return
 	}
 	s.table(citations(p))
+}
+
+// toDo says of a failing probe since when it fails, for which objects, whose job it is to mend it,
+// and how. It is empty for any other probe.
+func toDo(p compliance.ProbeResult) string {
+	if p.Since == nil {
+		return ""
+	}
+	who := "the tenant"
+	if p.Responsible == compliance.TheDeployment {
+		who = "whoever operates the service"
+	}
+	text := fmt.Sprintf("Failing since %s. To be mended by %s: %s", p.Since.UTC().Format(time.DateOnly), who, sentence(p.Remedy))
+	if len(p.Objects) > 0 {
+		text += " Failing for: " + strings.Join(p.Objects, ", ") + "."
+	}
+	return text
 }
 
 // window returns how far back a probe looks, in words.

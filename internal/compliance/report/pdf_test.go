@@ -83,7 +83,7 @@ func TestPDFSaysAllThatWasJudged(t *testing.T) {
 				for _, c := range a.Controls {
 					want = append(want, c.ID+" "+c.Title, labels[c.Result], strings.Join(c.Related, ", "))
 					for _, p := range c.Probes {
-						want = append(want, p.Title, sentence(p.Detail), "Probe "+p.Name, "Sample "+strconv.Itoa(p.Sample), "Window "+window(p.WindowDays))
+						want = append(want, p.Title, sentence(p.Detail), "Probe "+p.Name, "Sample "+strconv.Itoa(p.Sample), "Window "+window(p.WindowDays), toDo(p))
 					}
 				}
 			}
@@ -127,6 +127,16 @@ func TestPDFWithoutAScoreSaysWhy(t *testing.T) {
 	text := pdftotext(t, render(t, d))
 	if !strings.Contains(text, "There is no score") || !strings.Contains(text, "There is no data to judge by yet.") || strings.Contains(text, "withheld\n") {
 		t.Error("it does not say that there is no score for want of data")
+	}
+}
+
+func TestPDFMarksAProvisionalScore(t *testing.T) {
+	d := sample(t, compliance.SOC2, quarter())
+	for _, provisional := range []bool{false, true} {
+		d.Assessment.Provisional = provisional
+		if got := strings.Contains(pdftotext(t, render(t, d)), "Provisional: the log has no"); got != provisional {
+			t.Errorf("provisional is %v, and the report says so: %v", provisional, got)
+		}
 	}
 }
 

@@ -375,14 +375,14 @@ export function Filter({label, name, options}) {
 
 // ---- pictures
 
-// Gauge is a share of 100 as an arc and a number; null is "withheld".
-export function Gauge({value, label}) {
+// Gauge is a share of 100 as an arc and a number; null is "withheld". One that is no judgement is neutral.
+export function Gauge({value, label, unit = 'of 100', neutral = false}) {
   const arc = Math.PI * 40, known = value !== null && value !== undefined;
-  const text = known ? `${Math.round(value * 10) / 10} of 100` : 'withheld';
+  const text = known ? `${Math.round(value * 10) / 10} ${unit}` : 'withheld';
   return html`<figure class="gauge"><svg viewBox="0 0 100 58" role="img" aria-label=${`${label}: ${text}`}>
     <path class="track" d="M10 50a40 40 0 0 1 80 0" />
-    ${known && html`<path class=${value >= 80 ? 'good' : value >= 50 ? 'warn' : 'bad'} d="M10 50a40 40 0 0 1 80 0" stroke-dasharray=${`${arc * value / 100} ${arc}`} />`}
-    <text x="50" y="44">${known ? Math.round(value * 10) / 10 : '–'}</text><text class="unit" x="50" y="56">${known ? 'of 100' : 'withheld'}</text>
+    ${known && html`<path class=${neutral ? 'neutral' : value >= 80 ? 'good' : value >= 50 ? 'warn' : 'bad'} d="M10 50a40 40 0 0 1 80 0" stroke-dasharray=${`${arc * value / 100} ${arc}`} />`}
+    <text x="50" y="44">${known ? Math.round(value * 10) / 10 : '–'}</text><text class="unit" x="50" y="56">${known ? unit : 'withheld'}</text>
   </svg></figure>`;
 }
 

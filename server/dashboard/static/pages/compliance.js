@@ -10,6 +10,14 @@ const lead = 'How much of what this service can see went well. A score is eviden
 
 const coverage = ({evidenced, controls, percent}) => `${number(evidenced)} of ${count(controls, 'control')} (${Math.round(percent)} %)`;
 
+// Numbers shows a score and its coverage, which is worth as much.
+const Numbers = ({of: s, name}) => html`<div class="row">
+  <${Gauge} value=${s.score} label=${name} unit=${s.provisional ? 'provisional' : 'of 100'} neutral=${s.provisional} />
+  <${Gauge} value=${s.coverage.percent} label=${`${name}, coverage`} unit="% covered" neutral />
+</div>`;
+
+const provisional = 'Provisional: the deployment has not been assessed in this log yet, so its controls are left out. That happens once a day, and before a score on demand.';
+
 export function Compliance() {
   const {results: scores, stopped, again} = useScores();
   const done = Object.keys(scores).length, all = Object.keys(frameworks).length;
@@ -25,14 +33,14 @@ function Card({framework, name, result, stopped, again}) {
   const s = result?.score;
   return html`<${Panel} title=${html`<${Link} to=${'/compliance/' + framework}>${name}<//>`}>
     ${result?.error ? html`<${Trouble} error=${result.error} retry=${again} />`
-    : s ? html`<div class="row">
-        <${Gauge} value=${s.score} label=${name} />
+    : s ? html`<div class="stack">
+        <${Numbers} of=${s} name=${name} />
         <div class="stack tight">
           <p>${s.version}</p>
           <p><span class="quiet">Evidence for</span> ${coverage(s.coverage)}</p>
           <p><span class="quiet">Log</span> <${Proof} of=${s.proof} /></p>
         </div>
-      </div>${s.score === null && html`<p class="quiet">Withheld: ${s.reason}</p>`}`
+      </div>${s.score === null ? html`<p class="quiet">Withheld: ${s.reason}</p>` : s.provisional && html`<p class="quiet">${provisional}</p>`}`
     : stopped ? html`<p class="quiet">Not loaded.</p>`
     : html`<div class="skeleton" aria-hidden="true"><span></span><span></span><span></span></div>`}
   <//>`;
@@ -60,7 +68,8 @@ export function Framework() {
       ${head && html`<p class="notice">This is the score as of entry ${number(s.head.sequence)}. <${Link} to=${'/compliance/' + framework}>Show the newest<//></p>`}
       <div class="grid spaced">
         <${Panel} title="Score">
-          <div class="row"><${Gauge} value=${s.score} label=${name} />
+          <div class="stack"><${Numbers} of=${s} name=${name} />
+            ${s.provisional && s.score !== null && html`<p class="notice">${provisional}</p>`}
             <p>${s.score === null ? html`<strong>Withheld.</strong> ${s.reason}` : html`<span class="quiet">The weight of the controls that passed, of those that passed or failed.</span>`}</p></div>
           <${Facts} of=${[
             ['Edition', s.version],
@@ -118,17 +127,23 @@ function Report({framework, head}) {
   <//>`;
 }
 
+// Whose job it is to mend what a probe found.
+const jobs = {tenant: ['Your organisation', 'your organisation'], deployment: ['The operator of this service', 'the operator of this service']};
+
 function Controls({controls}) {
   const {query} = useHere();
   const result = query.get('result') ?? '';
   const profiles = [...new Set(controls.map(c => c.profile).filter(Boolean))];
   const [profile, setProfile] = useState('');
   const inProfile = controls.filter(c => profile === '' || c.profile === profile);
-  const shown = inProfile.filter(c => result === '' || c.result === result);
+  const job = query.get('job') ?? '';
+  const failsFor = (c, who) => c.probes.some(p => p.result === 'fail' && p.responsible === who);
+  const shown = inProfile.filter(c => (result === '' || c.result === result) && (job === '' || failsFor(c, job)));
   const having = r => inProfile.filter(c => c.result === r).length;
   return html`<${Panel} title="Controls">
     <div class="filters narrow">
       <${Filter} label="Result" name="result" options=${[['', `All (${inProfile.length})`], ...Object.keys(results).map(r => [r, `${results[r][1].replace(/^./, c => c.toUpperCase())} (${having(r)})`])]} />
+      <${Filter} label="To be mended by" name="job" options=${[['', 'All'], ...Object.keys(jobs).map(who => [who, `${jobs[who][0]} (${inProfile.filter(c => failsFor(c, who)).length})`])]} />
       ${profiles.length > 1 && html`<${Choice} label="Part of the framework" optional=${false} value=${profile} onInput=${setProfile} options=${[['', 'All'], ...profiles.map(p => [p, p])]} />`}
     </div>
     ${shown.length === 0 ? html`<${Empty} title="No control has this result"><p>Choose another result above.</p><//>`
@@ -150,6 +165,9 @@ function Probe({of: p}) {
   return html`<li><div class="stack tight grow">
     <div class="row between"><strong>${p.title}</strong><${Result} of=${p.result} /></div>
     <p>${p.detail.charAt(0).toUpperCase() + p.detail.slice(1)}</p>
+    ${p.result === 'fail' && html`<p><strong>${p.remedy}.</strong> <a href=${p.guide} target="_blank" rel="noopener noreferrer">How to do it</a></p>
+      <p class="quiet">A job of ${jobs[p.responsible][1]}; failing since <${Time} at=${p.since} /></p>
+      ${p.objects && html`<p>For: ${p.objects.map((id, i) => html`${i > 0 && ', '}<code key=${id}>${id}</code>`)}</p>`}`}
     <p class="quiet">${p.sample === 0 ? 'Nothing to look at' : `${count(p.sample, 'thing')} looked at`}, ${p.window_days === 0 ? 'in the state at that entry' : `in the ${count(p.window_days, 'day')} before that entry`}. <code>${p.name}</code></p>
     ${p.evidence.length > 0 && html`<p>Evidence: ${p.evidence.map((e, i) => html`${i > 0 && ', '}<${Link} key=${e.sequence} to=${'/audit/' + e.sequence} title=${'Hash ' + e.hash}>entry ${number(e.sequence)}<//>`)}</p>`}
   </div></li>`;

@@ -77,7 +77,7 @@ function Scores({of: {results, stopped, again}}) {
     <ul class="list">${Object.entries(frameworks).map(([framework, name]) => {
       const {score: s, error} = results[framework] ?? {};
       return html`<li key=${framework}><${Link} to=${'/compliance/' + framework}>${name}<//><span>${s === undefined ? html`<span class="quiet">${error || stopped ? 'not known' : 'loading'}</span>`
-        : s.score === null ? html`<${Tag} kind="warn">withheld<//>` : html`<strong>${Math.round(s.score * 10) / 10}</strong> <span class="quiet">of 100</span>`}</span></li>`;
+        : s.score === null ? html`<${Tag} kind="warn">withheld<//>` : html`<strong>${Math.round(s.score * 10) / 10}</strong> <span class="quiet">of 100, ${Math.round(s.coverage.percent)} % covered</span>${s.provisional && html` <${Tag} kind="warn">provisional<//>`}`}</span></li>`;
     })}</ul>
     ${failed && html`<${Trouble} error=${failed} retry=${again} />`}
   <//>`;
