@@ -92,11 +92,9 @@ type Evidence struct {
 	signIns
 	reviews
 
-	Failing map[string]mark `json:"failing"` // probes that failed at the end of the last day, with the newest entry of the first such day
+	judgements
 
-	State  *assessed                `json:"state"`
-	Scores map[Framework][]DayScore `json:"scores"`
-	Daily  mark                     `json:"daily,omitzero"` // newest entry with the scores of a day
+	State *assessed `json:"state"`
 }
 
 // counts holds the numbers of entries.
@@ -121,6 +119,13 @@ type holdings struct {
 type signIns struct {
 	FailedSignIns []mark  `json:"failed_sign_ins"` // the last few
 	Bursts        []burst `json:"bursts"`
+}
+
+// judgements are earlier judgements.
+type judgements struct {
+	Failing map[string]mark          `json:"failing"` // probes that failed at the end of the last day, with the newest entry of the first such day
+	Scores  map[Framework][]DayScore `json:"scores"`
+	Daily   mark                     `json:"daily,omitzero"` // newest entry with the scores of a day
 }
 
 type credential struct {
@@ -152,7 +157,7 @@ func NewEvidence() *Evidence {
 			Credentials: make(map[string]*credential), Keys: make(map[string]*namedKey), APIKeys: make(map[string]*apiKey),
 			Users: make(map[string]*user), Invitations: make(map[string]mark), Departed: make(map[string]mark),
 		},
-		reviews: reviews{Makers: make(map[string]string)}, Failing: make(map[string]mark), Scores: make(map[Framework][]DayScore),
+		reviews: reviews{Makers: make(map[string]string)}, judgements: judgements{Failing: make(map[string]mark), Scores: make(map[Framework][]DayScore)},
 	}
 }
 
