@@ -10,9 +10,6 @@ import (
 // MaxEvidence bounds the entries that a probe cites. It cites the newest ones.
 const MaxEvidence = 8
 
-// MaxObjects bounds the objects that a failing probe names.
-const MaxObjects = 20
-
 // Probe is one question about the evidence.
 type Probe struct {
 	Name   string
@@ -49,26 +46,6 @@ func decidedBy(sample int, wrong []string, detail string, cite []mark) verdict {
 }
 
 func nothing(detail string) verdict { return verdict{result: NotApplicable, detail: detail} }
-
-// Run evaluates the probe as of the newest entry.
-func (p *Probe) Run(e *Evidence) ProbeResult {
-	v := p.answer(e)
-	r := ProbeResult{
-		Name: p.Name, Title: p.Title, Result: v.result, Sample: v.sample, WindowDays: p.window, Detail: v.detail,
-		Evidence: references(v.cite), Responsible: p.Responsible(),
-	}
-	if v.result == Fail {
-		since := e.Last
-		if first, ok := e.Failing[p.Name]; ok {
-			since = first
-		}
-		at, how := since.Time(), remedies[p.Name]
-		slices.Sort(v.objects)
-		r.Since, r.Objects = &at, v.objects[:min(len(v.objects), MaxObjects)]
-		r.Remedy, r.Guide = how.text, guides+how.guide
-	}
-	return r
-}
 
 // answer judges as of the newest entry. Behind the deadline, no data is a failure.
 func (p *Probe) answer(e *Evidence) verdict {

@@ -2,6 +2,29 @@ package compliance
 
 import "slices"
 
+// MaxObjects bounds the objects that a failing probe names.
+const MaxObjects = 20
+
+// Run evaluates the probe as of the newest entry.
+func (p *Probe) Run(e *Evidence) ProbeResult {
+	v := p.answer(e)
+	r := ProbeResult{
+		Name: p.Name, Title: p.Title, Result: v.result, Sample: v.sample, WindowDays: p.window, Detail: v.detail,
+		Evidence: references(v.cite), Responsible: p.Responsible(),
+	}
+	if v.result == Fail {
+		since := e.Last
+		if first, ok := e.Failing[p.Name]; ok {
+			since = first
+		}
+		at, how := since.Time(), remedies[p.Name]
+		slices.Sort(v.objects)
+		r.Since, r.Objects = &at, v.objects[:min(len(v.objects), MaxObjects)]
+		r.Remedy, r.Guide = how.text, guides+how.guide
+	}
+	return r
+}
+
 // guides is where the documentation is.
 const guides = "https://github.com/latticekeep/latticekeep/blob/main/docs/"
 
