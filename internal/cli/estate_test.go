@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -42,9 +43,6 @@ func newEstateUnder(t *testing.T, kms, more string) (*estate, string) {
 	t.Helper()
 	e := &estate{t: t, dir: t.TempDir(), kms: kms, more: more}
 	must(t, os.Mkdir(e.path("keys"), 0o700))
-	if e.kms == "" {
-		e.kms = "file://" + e.keyFile()
-	}
 	at := offline.BoltScheme + e.path("data")
 	url, end := e.serve(at)
 	system := e.connect(url, e.systemKey())
@@ -91,7 +89,7 @@ publicURL: http://127.0.0.1:8200
 kms: {url: %q}
 systemKeyFile: %s
 registration: {closed: true}
-%s%s`, e.kms, e.path("system.key"), settings, e.more))
+%s%s`, cmp.Or(e.kms, "file://"+e.keyFile()), e.path("system.key"), settings, e.more))
 	stdout, line := io.Pipe()
 	ended := make(chan error, 1)
 	go func() {
