@@ -156,12 +156,14 @@ func (b *tab) downloads() func(ending string) []byte {
 			if err != nil {
 				b.t.Fatal(err)
 			}
-			if len(found) == 1 { // until it is whole it has another name
+			if len(found) == 1 { // until it is whole it has another name, or is the empty file that keeps the name
 				content, err := os.ReadFile(found[0])
 				if err != nil {
 					b.t.Fatal(err)
 				}
-				return content
+				if len(content) > 0 {
+					return content
+				}
 			}
 			select {
 			case <-tick.C:
