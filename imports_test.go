@@ -170,6 +170,7 @@ var vendors = map[string]string{
 	"go.etcd.io/bbolt":            "internal/store/bolt",
 	"github.com/jackc/pgx/v5":     "internal/store/postgres",
 	"github.com/spf13/cobra":      "internal/cli hack/reference",
+	"github.com/spf13/pflag":      "internal/cli",
 
 	"github.com/prometheus/client_golang": "server internal/app internal/state/watch controllers",
 	"github.com/prometheus/client_model":  "server internal/app",

@@ -39,7 +39,7 @@ stdout '"v2": 7'
 latticekeep tenant activate $TENANT --api-key $SYSTEM_KEY
 latticekeep apikey create admin --tenant $TENANT --scope account:admin,vault:read,crypto:verify,keys:read,audit:read,compliance:read --days 9 --api-key $SYSTEM_KEY
 stdout '^lk_live_\w+$'
-stderr 'key_\w+, until .*not shown again'
+stderr 'key_\w+, expires .*not shown again'
 cp stdout key
 latticekeep apikey create reader --scope vault:read --api-key-file key
 latticekeep apikey list --api-key-file key

@@ -50,9 +50,6 @@ definition afterwards deletes all SealedCredentials, and with them the target Se
 It may be stopped anywhere and run again. It runs in a pod with its ServiceAccount, or with --kubeconfig.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := command.CheckNotEmpty(cmd, "webhook-configuration", "stateful-set", "deployment", "namespace", "kubeconfig"); err != nil {
-				return err
-			}
 			cluster, err := app.ClusterConfig(o.kubeconfig)
 			if err != nil {
 				return err
@@ -71,7 +68,7 @@ It may be stopped anywhere and run again. It runs in a pod with its ServiceAccou
 	f.StringVar(&o.deployment, "deployment", "", "Deployment of the servers, likewise")
 	f.StringVar(&o.namespace, "namespace", controllers.DefaultNamespace, "namespace of --stateful-set or --deployment")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig of the cluster (default the pod's own)")
-	f.DurationVar(&o.timeout, "timeout", 5*time.Minute, "how long all of it may take")
+	command.Duration(cmd, &o.timeout, "timeout", 5*time.Minute, time.Second, "how long all of it may take")
 	_ = cmd.MarkFlagRequired("webhook-configuration") // cannot fail: the flag exists
 	cmd.MarkFlagsMutuallyExclusive("stateful-set", "deployment")
 	return cmd

@@ -29,9 +29,6 @@ names in --client-name; docs/guides/admission.md says how an API server is told 
     --token-file /var/run/secrets/latticekeep/token --cert-file tls.crt --key-file tls.key`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := command.CheckNotEmpty(cmd, "url", "token-file", "cert-file", "key-file", "ca-file", "client-ca-file"); err != nil {
-				return err
-			}
 			if len(o.ClientNames) > 0 && o.ClientCAFile == "" {
 				return errors.New("--client-name needs --client-ca-file: without it no certificate is asked for")
 			}
@@ -49,7 +46,7 @@ names in --client-name; docs/guides/admission.md says how an API server is told 
 	f.StringVar(&o.Vault.TokenFile, "token-file", "", "ServiceAccount token with audience latticekeep")
 	f.StringVar(&o.ClientCAFile, "client-ca-file", "", "authorities that sign the API server's client certificate, PEM (default: none is asked for)")
 	f.StringSliceVar(&o.ClientNames, "client-name", nil, "common name or DNS name of that certificate; may be repeated (default any)")
-	f.DurationVar(&o.Drain, "drain", 5*time.Second, "how long to go on when told to end, not ready any more, until nobody sends reviews here")
+	command.Duration(cmd, &o.Drain, "drain", 5*time.Second, 0, "how long to go on when told to end, not ready any more, until nobody sends reviews here")
 	for _, name := range []string{"cert-file", "key-file", "url", "token-file"} {
 		_ = cmd.MarkFlagRequired(name) // cannot fail: the flag exists
 	}

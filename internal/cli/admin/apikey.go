@@ -13,36 +13,43 @@ import (
 	"github.com/latticekeep/latticekeep/internal/cli/command"
 )
 
+// defaultKeyDays is the lifetime of a key that is made without --days and --no-expiry, as in the
+// dashboard.
+const defaultKeyDays = 90
+
 func NewAPIKeyCommand() *cobra.Command {
 	var r command.Server
 	var tenant string
 	var scopes []string
-	var days int
+	var days *int
+	var endless bool
 	create := command.NewCall(&r, "create NAME", "Make an API key and print it, this once", cobra.ExactArgs(1),
 		func(ctx context.Context, c *client.V2, args []string) (*v2.CreatedAPIKey, error) {
 			body := v2.CreateAPIKeyRequest{Name: args[0]}
 			for _, s := range scopes {
 				body.Scopes = append(body.Scopes, v2.Scope(s))
 			}
-			if days > 0 {
-				body.ExpiresInDays = &days
+			if body.ExpiresInDays = days; days == nil && !endless {
+				body.ExpiresInDays = new(defaultKeyDays)
 			}
 			if tenant != "" {
 				return c.CreateTenantAPIKey(ctx, tenant, body)
 			}
 			return c.CreateAPIKey(ctx, body)
 		}, func(out, note io.Writer, a *v2.CreatedAPIKey) {
-			expires := "without an end"
+			expires := "never expires"
 			if a.ExpiresAt != nil {
-				expires = "until " + command.Day(a.ExpiresAt)
+				expires = "expires " + command.Day(a.ExpiresAt)
 			}
 			fmt.Fprintf(note, "%s, %s; it is not shown again\n", a.KeyId, expires)
 			fmt.Fprintln(out, a.ApiKey)
 		})
 	create.Flags().StringSliceVar(&scopes, "scope", nil, "what the key may do, as vault:read; may be repeated")
 	create.Flags().StringVar(&tenant, "tenant", "", "tenant of the key, with a system key (default that of the calling key)")
-	create.Flags().IntVar(&days, "days", 0, "lifetime in days (default without end)")
-	_ = create.MarkFlagRequired("scope")
+	command.Int(create, &days, "days", 1, 3650, fmt.Sprintf("lifetime in days, 1 to 3650 (default %d)", defaultKeyDays))
+	create.Flags().BoolVar(&endless, "no-expiry", false, "make a key that never expires; revoke it when nobody needs it any more")
+	create.MarkFlagsMutuallyExclusive("days", "no-expiry")
+	_ = create.MarkFlagRequired("scope") // cannot fail: the flag exists
 	return command.NewGroup("apikey", "Administer API keys on a running server",
 		"Administer the API keys of the calling key's tenant; with a system key also make the first key of another tenant.", &r,
 		create,

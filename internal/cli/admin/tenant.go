@@ -14,20 +14,13 @@ import (
 func NewTenantCommand() *cobra.Command {
 	var r command.Server
 	one := func(out, _ io.Writer, a *v2.TenantAnswer) { showTenants(out, a.Tenant) }
-	var v1Rate, v2Rate int
+	var v1Rate, v2Rate *int
 	limit := command.NewCall(&r, "limit TENANT_ID", "Set a tenant's requests a minute", cobra.ExactArgs(1),
 		func(ctx context.Context, c *client.V2, args []string) (*v2.TenantAnswer, error) {
-			var body v2.TenantLimits
-			if v1Rate > 0 {
-				body.V1 = &v1Rate
-			}
-			if v2Rate > 0 {
-				body.V2 = &v2Rate
-			}
-			return c.SetTenantLimits(ctx, args[0], body)
+			return c.SetTenantLimits(ctx, args[0], v2.TenantLimits{V1: v1Rate, V2: v2Rate})
 		}, one)
-	limit.Flags().IntVar(&v1Rate, "v1", 0, "of version 1 (default that of the deployment)")
-	limit.Flags().IntVar(&v2Rate, "v2", 0, "of version 2 (default that of the deployment)")
+	command.Int(limit, &v1Rate, "v1", 1, 1_000_000, "of version 1, 1 to 1000000 (default that of the deployment)")
+	command.Int(limit, &v2Rate, "v2", 1, 1_000_000, "of version 2, 1 to 1000000 (default that of the deployment)")
 	return command.NewGroup("tenant", "Administer the tenants of a running server", "Administer the tenants of a running server, with a system key.", &r,
 		command.NewCall(&r, "list", "List all tenants", cobra.NoArgs,
 			func(ctx context.Context, c *client.V2, _ []string) (all []v2.Tenant, err error) {

@@ -101,9 +101,6 @@ func unknown(err error) error {
 }
 
 func (o *doctorOptions) run(cmd *cobra.Command) error {
-	if err := command.CheckNotEmpty(cmd, "explain"); err != nil {
-		return err
-	}
 	switch {
 	case !o.Named():
 		return errors.New("say which store: --data-dir or --store")
@@ -112,7 +109,7 @@ func (o *doctorOptions) run(cmd *cobra.Command) error {
 	case len(o.accept)+len(o.remove) == 0 && o.reason != "":
 		return errors.New("--reason is for --accept and --remove: name the rows")
 	}
-	a, err := o.Options(cmd)
+	a, err := o.Options()
 	if err != nil {
 		return err
 	}

@@ -53,9 +53,6 @@ the newer entries; the file must link up with the log. Entries that --url has
 fetched but not yet put in order are in FILE.part.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := command.CheckNotEmpty(cmd, "output", "public-key-out"); err != nil {
-				return err
-			}
 			if !o.Named() && o.Server.URL == "" {
 				return errors.New("say which log: --data-dir or --store of a stopped server, or --url of a running one")
 			}

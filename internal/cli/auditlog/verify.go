@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/latticekeep/latticekeep/api/client"
+	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/cli/command"
 	"github.com/latticekeep/latticekeep/internal/doctor"
@@ -30,7 +31,7 @@ type verifyOptions struct {
 	file, archive, since string
 	whole                bool
 	tenant               string
-	from, to             uint64
+	from, to             *uint64
 }
 
 func (o *verifyOptions) verifier() *export.Verifier {
@@ -76,10 +77,7 @@ entries that are archived are verified too with --archive, the URL of the bucket
 as in audit.retention.archive.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := command.CheckNotEmpty(cmd, "since", "archive", "tenant"); err != nil {
-				return err
-			}
-			a, err := o.Options(cmd)
+			a, err := o.Options()
 			if err != nil {
 				return err
 			}
@@ -88,7 +86,13 @@ as in audit.retention.archive.`,
 					return fmt.Errorf("reading the older checkpoint: %w", err)
 				}
 			}
-			if a.From, a.To = o.from, o.to; o.to > 0 && o.from > o.to {
+			if o.from != nil {
+				a.From = *o.from
+			}
+			if o.to != nil {
+				a.To = *o.to
+			}
+			if o.to != nil && a.From > a.To {
 				return errors.New("--from must not be later than --to")
 			}
 			// A verification makes much garbage and keeps little, so it trades memory for time.
@@ -114,7 +118,7 @@ as in audit.retention.archive.`,
 			}
 			// The key of a partial log comes from the same source as the log, so it pins nothing.
 			report.Pinned = o.Fingerprint != "" || o.PublicKey != ""
-			if o.from > 1 || o.to > 0 {
+			if a.From > 1 || a.To > 0 {
 				report.Credentials = nil
 			}
 			if rows != nil {
@@ -137,8 +141,8 @@ as in audit.retention.archive.`,
 	flags.StringVar(&o.tenant, "tenant", "", "with --file: it must be the export of this tenant, as system, whose first entry is also that of the whole log")
 	flags.StringVar(&o.since, "since", "", "file with an older checkpoint, or its text from a report, that the log must go on from")
 	flags.StringVar(&o.archive, "archive", "", "URL of the bucket with the entries that were archived")
-	flags.Uint64Var(&o.from, "from", 0, "first sequence to verify")
-	flags.Uint64Var(&o.to, "to", 0, "last sequence to verify")
+	command.Int(cmd, &o.from, "from", 1, audit.MaxInteger, "first sequence to verify")
+	command.Int(cmd, &o.to, "to", 1, audit.MaxInteger, "last sequence to verify")
 	cmd.MarkFlagsMutuallyExclusive("data-dir", "file", "url")
 	cmd.MarkFlagsMutuallyExclusive("store", "file", "url")
 	for _, key := range []string{"kms-key-file", "kms-url"} {

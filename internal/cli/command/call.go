@@ -75,6 +75,9 @@ func PrintJSON(out io.Writer, v any) error {
 	return e.Encode(v)
 }
 
+// StatusUsage is the status of a program that was called wrongly.
+const StatusUsage = 2
+
 // StatusError is an error with which the program ends with a status of its own.
 type StatusError struct {
 	Status int

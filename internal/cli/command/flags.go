@@ -20,10 +20,7 @@ func (p *Pin) Register(cmd *cobra.Command) {
 }
 
 // Options returns the options of a verification with this pin.
-func (p *Pin) Options(cmd *cobra.Command) (o verify.Options, err error) {
-	if err := CheckNotEmpty(cmd, "fingerprint", "public-key"); err != nil {
-		return o, err
-	}
+func (p *Pin) Options() (o verify.Options, err error) {
 	o.Fingerprint = p.Fingerprint
 	if p.PublicKey == "" {
 		return o, nil
@@ -36,17 +33,6 @@ func (p *Pin) Options(cmd *cobra.Command) (o verify.Options, err error) {
 		return o, fmt.Errorf("reading the public key: %w", err)
 	}
 	return o, nil
-}
-
-// CheckNotEmpty fails if a flag was given without a value, for example from an unset variable. An
-// empty pin must not look like a pin.
-func CheckNotEmpty(cmd *cobra.Command, flags ...string) error {
-	for _, name := range flags {
-		if f := cmd.Flags().Lookup(name); f.Changed && f.Value.String() == "" {
-			return fmt.Errorf("--%s is empty: give it a value, or leave it out", name)
-		}
-	}
-	return nil
 }
 
 // RegisterStore defines the flags that name the store of a stopped server.

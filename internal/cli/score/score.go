@@ -16,6 +16,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/api/client"
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
+	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/cli/command"
 	"github.com/latticekeep/latticekeep/internal/compliance"
@@ -46,7 +47,7 @@ type scoreOptions struct {
 	command.Pin
 	file, tenant, catalogues string
 	framework                string
-	head                     uint64
+	head                     *int64
 }
 
 func newScoreCommand() *cobra.Command {
@@ -68,7 +69,7 @@ framework is met: controls that the log has no evidence for are listed as manual
 			switch {
 			case o.file != "":
 				var v verify.Options
-				if v, err = o.Options(cmd); err == nil {
+				if v, err = o.Options(); err == nil {
 					a, err = o.derive(v)
 				}
 			case o.URL != "":
@@ -88,7 +89,7 @@ framework is met: controls that the log has no evidence for are listed as manual
 	flags.StringVar(&o.file, "file", "", "export of the tenant or of the whole log, from its first entry on")
 	flags.StringVar(&o.tenant, "tenant", "", "tenant to judge; needed with an export of the whole log")
 	flags.StringVar(&o.framework, "framework", "", "one of "+frameworks())
-	flags.Uint64Var(&o.head, "head", 0, "sequence of the tenant's entry as of which to judge (default its newest)")
+	command.Int(cmd, &o.head, "head", 1, audit.MaxInteger, "sequence of the tenant's entry as of which to judge (default its newest)")
 	flags.StringVar(&o.catalogues, "catalogues", "", "folder of catalogues that replace the program's own, as compliance.catalogues of the server")
 	_ = cmd.MarkFlagRequired("framework") // cannot fail: the flag exists
 	cmd.MarkFlagsMutuallyExclusive("file", "url")
@@ -135,7 +136,11 @@ func (o *scoreOptions) derive(a verify.Options) (compliance.Assessment, error) {
 	case one && tenant != report.Tenant:
 		return compliance.Assessment{}, fmt.Errorf("the export is of tenant %q", report.Tenant)
 	}
-	judged, err := compliance.Derive(catalogue, f.EntriesOf(tenant), o.head)
+	var head uint64
+	if o.head != nil {
+		head = uint64(*o.head) //nolint:gosec // the flag is positive
+	}
+	judged, err := compliance.Derive(catalogue, f.EntriesOf(tenant), head)
 	if err != nil {
 		return compliance.Assessment{}, fmt.Errorf("scoring tenant %s: %w", tenant, err)
 	}
@@ -148,11 +153,7 @@ func (o *scoreOptions) ask(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	params := &v2.GetComplianceScoreParams{Framework: v2.Framework(o.framework)}
-	if o.head > 0 {
-		head := int64(o.head)
-		params.Head = &head
-	}
+	params := &v2.GetComplianceScoreParams{Framework: v2.Framework(o.framework), Head: o.head}
 	answer, err := c.GetComplianceScore(cmd.Context(), params)
 	if err != nil {
 		return fmt.Errorf("asking for the score: %w", err)
@@ -206,7 +207,7 @@ func (o *scoreOptions) print(out io.Writer, a compliance.Assessment) error {
 func newReportCommand() *cobra.Command {
 	var r command.Server
 	var framework, format, output, identity string
-	var head uint64
+	var head *int64
 	cmd := &cobra.Command{
 		Use:   "report --url URL --framework NAME --output FILE",
 		Short: "Fetch a report of a running server with its signature",
@@ -219,9 +220,6 @@ as well, has the signature checked. Without it nobody has looked at who signed. 
 check what the report says, compute it again: it names the command.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := command.CheckNotEmpty(cmd, "identity", "output"); err != nil {
-				return err
-			}
 			c, err := r.Client()
 			if err != nil {
 				return err
@@ -231,14 +229,8 @@ check what the report says, compute it again: it names the command.`,
 					return err
 				}
 			}
-			params := &v2.GetComplianceReportParams{Framework: v2.Framework(framework)}
-			if head > 0 {
-				n := int64(head)
-				params.Head = &n
-			}
-			if format != "" {
-				f := v2.GetComplianceReportParamsFormat(format)
-				params.Format = &f
+			params := &v2.GetComplianceReportParams{
+				Framework: v2.Framework(framework), Head: head, Format: new(v2.GetComplianceReportParamsFormat(format)),
 			}
 			report, signature, answer, err := fetchReport(cmd.Context(), c, params)
 			if err != nil {
@@ -265,7 +257,7 @@ check what the report says, compute it again: it names the command.`,
 	r.RegisterConnection(cmd)
 	flags := cmd.Flags()
 	flags.StringVar(&framework, "framework", "", "one of "+frameworks())
-	flags.Uint64Var(&head, "head", 0, "sequence of the tenant's entry as of which to judge (default its newest)")
+	command.Int(cmd, &head, "head", 1, audit.MaxInteger, "sequence of the tenant's entry as of which to judge (default its newest)")
 	flags.StringVar(&format, "format", "pdf", "pdf, oscal, or ksi for fedramp")
 	flags.StringVar(&output, "output", "", "file to write; neither it nor FILE.sig may exist")
 	flags.StringVar(&identity, "identity", "", "fingerprint of the identity that must have signed the report")

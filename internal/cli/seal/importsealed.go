@@ -20,7 +20,6 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
-	"github.com/latticekeep/latticekeep/internal/cli/command"
 	"github.com/latticekeep/latticekeep/internal/sealedsecrets"
 	"github.com/latticekeep/latticekeep/internal/sealing"
 )
@@ -66,9 +65,6 @@ The sealing key is given as for "latticekeep seal"; ` + identityFile + ` is look
   kubectl get sealedsecrets -n shop -o yaml | latticekeep import sealed-secrets --keys backup.yaml --from-cluster --output sealed/ -`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, files []string) error {
-			if err := command.CheckNotEmpty(cmd, "identity", "output"); err != nil {
-				return err
-			}
 			return o.run(cmd.Context(), files, cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}

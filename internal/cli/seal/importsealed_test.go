@@ -20,6 +20,7 @@ import (
 	"testing"
 
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/internal/cli/command"
 	"github.com/latticekeep/latticekeep/internal/envelope"
 	"github.com/latticekeep/latticekeep/internal/sealing"
 )
@@ -100,6 +101,7 @@ func importSealed(t *testing.T, stdin string, args ...string) (stdout, stderr st
 	t.Helper()
 	var out, errs bytes.Buffer
 	cmd := NewImportCommand()
+	command.Strict(cmd)
 	cmd.SilenceUsage, cmd.SilenceErrors = true, true
 	cmd.SetIn(strings.NewReader(stdin))
 	cmd.SetOut(&out)

@@ -189,7 +189,7 @@ func readConfigMap(ctx context.Context, kubeconfig, namespace string) ([]byte, e
 // sealOptions are the flags of latticekeep seal.
 type sealOptions struct {
 	namespace, name, credentialType, scope string
-	ttlDays                                int32
+	ttlDays                                *int32
 
 	literals, files []string // key=value; key=path or path
 	manifest        string   // path of a Secret manifest; - for standard input

@@ -7,6 +7,8 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 	"github.com/spf13/cobra"
+
+	"github.com/latticekeep/latticekeep/internal/cli/command"
 )
 
 // TestMain lets scripts run the commands of this package as the program latticekeep.
@@ -14,6 +16,7 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"latticekeep": func() {
 		root := &cobra.Command{Use: "latticekeep", SilenceUsage: true, SilenceErrors: true}
 		root.AddCommand(NewSealCommand(), NewResealCommand(), NewImportCommand(), NewValidateCommand())
+		command.Strict(root)
 		if err := root.Execute(); err != nil {
 			fmt.Fprintln(os.Stderr, "latticekeep:", err)
 			os.Exit(1)

@@ -41,9 +41,6 @@ key needs the scope vault:write.`,
 		Example: `  latticekeep reseal deploy/*.yaml --url https://vault.example.com --api-key-file key`,
 		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, files []string) error {
-			if err := command.CheckNotEmpty(cmd, "identity"); err != nil {
-				return err
-			}
 			return o.run(cmd.Context(), files, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}

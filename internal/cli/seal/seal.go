@@ -44,9 +44,6 @@ file ` + identityFile + ` ("identity: FINGERPRINT") in the folder of -f or --mer
   latticekeep seal --merge-into sealed.yaml --from-file password=./password --url https://vault.example.com`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := command.CheckNotEmpty(cmd, "identity", "merge-into"); err != nil {
-				return err
-			}
 			if o.beside != "" {
 				return o.merge(cmd.Context(), cmd.Flags().Changed("scope"), cmd.InOrStdin(), cmd.OutOrStdout())
 			}
@@ -60,7 +57,7 @@ file ` + identityFile + ` ("identity: FINGERPRINT") in the folder of -f or --mer
 	f.StringVar(&o.name, "name", "", "name of the object (default: the Secret manifest's)")
 	f.StringVar(&o.namespace, "namespace", "", "namespace of the object (default: the Secret manifest's)")
 	f.StringVar(&o.credentialType, "type", "", "credential type, such as database")
-	f.Int32Var(&o.ttlDays, "ttl-days", 0, "days the vault entry lives after each rotation, 1 to 3650 (default 90)")
+	command.Int(cmd, &o.ttlDays, "ttl-days", 1, v1alpha1.MaxTTLDays, "days the vault entry lives after each rotation, 1 to 3650 (default 90)")
 	f.StringVar(&o.scope, "scope", string(v1alpha1.ScopeStrict), "where the values open: Strict (this object), Namespace or Cluster")
 	f.StringArrayVar(&o.literals, "from-literal", nil, "`KEY=VALUE`; visible in history and process lists, prefer a file")
 	f.StringArrayVar(&o.files, "from-file", nil, "`[KEY=]PATH`; the key is the file's name by default, and KEY=- reads standard input")
@@ -104,9 +101,11 @@ func (o *sealOptions) request(stdin io.Reader) (sealing.Request, error) {
 		Namespace:      o.namespace,
 		Name:           o.name,
 		CredentialType: o.credentialType,
-		TTLDays:        o.ttlDays,
 		Scope:          v1alpha1.Scope(o.scope),
 		Values:         make(map[string]secret.Bytes),
+	}
+	if o.ttlDays != nil {
+		r.TTLDays = *o.ttlDays
 	}
 	add := func(key string, value []byte) error {
 		if _, twice := r.Values[key]; twice {

@@ -57,9 +57,6 @@ get their names the file is read again from disk and held against it;
 latticekeep restore makes a deployment of a backup again.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := command.CheckNotEmpty(cmd, "identity", "verify-with", "recipient", "recipient-file"); err != nil {
-				return err
-			}
 			recipient, err := to.recipient()
 			if err != nil {
 				return err
@@ -139,9 +136,6 @@ byte for byte, what the deployment wrote. Nothing that is secret is needed for
 that. --verify-with also opens it, and verifies all that is in it.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := command.CheckNotEmpty(cmd, "identity", "verify-with"); err != nil {
-				return err
-			}
 			if err := c.prepare(); err != nil {
 				return err
 			}

@@ -60,9 +60,6 @@ A backup does not have what happened after it was taken: credentials sealed or
 rotated since are missing, and what was deleted or revoked since is back.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := command.CheckNotEmpty(cmd, "fingerprint", "identity", "kms-key-file", "kms-url", "kms-key-out"); err != nil {
-				return err
-			}
 			r, err := restore(cmd.Context(), o, cmd.InOrStdin())
 			if err != nil {
 				return err
