@@ -382,7 +382,7 @@ func (o *tour) apiKeysThrough(t *testing.T, c *client.Client) {
 func (o *tour) systemThrough(t *testing.T) {
 	ctx, operator := t.Context(), o.connect(client.WithAPIKey(o.SystemKey()))
 	made := answered(operator.V2.CreateTenant(ctx, v2.CreateTenantRequest{Name: "Made"}))(t).Tenant
-	limited := answered(operator.V2.SetTenantLimits(ctx, made.TenantId, v2.TenantLimits{V2: pointer(7)}))(t).Tenant
+	limited := answered(operator.V2.SetTenantLimits(ctx, made.TenantId, v2.LimitTenantRequest{V2: pointer(7)}))(t).Tenant
 	if limited.Limits == nil || *limited.Limits.V2 != 7 || limited.Limits.V1 != nil {
 		t.Errorf("limits %+v", limited.Limits)
 	}
@@ -618,7 +618,7 @@ func TestTheClientTellsRefusalsApart(t *testing.T) {
 	answered(c.V2.RegisterUser(ctx, taken))(t)
 	limited := o.connect(client.WithAPIKey(o.GrantKeyIn(o.Stranger().Tenant, authz.VaultRead)))
 	operator := o.connect(client.WithAPIKey(o.SystemKey()))
-	answered(operator.V2.SetTenantLimits(ctx, string(o.Stranger().Tenant), v2.TenantLimits{V2: pointer(1)}))(t)
+	answered(operator.V2.SetTenantLimits(ctx, string(o.Stranger().Tenant), v2.LimitTenantRequest{V2: pointer(1)}))(t)
 	answered(limited.V2.ListCredentials(ctx, nil))(t)
 	all := []error{
 		client.ErrInvalid, client.ErrUnauthenticated, client.ErrForbidden, client.ErrNotFound, client.ErrConflict,

@@ -177,7 +177,7 @@ func (v *V2) ActivateTenant(ctx context.Context, tenantID string) (*v2.TenantAns
 }
 
 // SetTenantLimits sets the rate limits of a tenant; nil means the limits of the deployment.
-func (v *V2) SetTenantLimits(ctx context.Context, tenantID string, r v2.TenantLimits) (*v2.TenantAnswer, error) {
+func (v *V2) SetTenantLimits(ctx context.Context, tenantID string, r v2.LimitTenantRequest) (*v2.TenantAnswer, error) {
 	return do[v2.TenantAnswer](ctx, v.transport, put("/api/v2/system/tenants/{tenant_id}/limits", r, tenantID).repeatable())
 }
 

@@ -65,7 +65,7 @@ var repetitions = []struct {
 		return err
 	}},
 	{"limit", true, func(ctx context.Context, c *Client) error {
-		_, err := c.V2.SetTenantLimits(ctx, "ten_x", v2.TenantLimits{})
+		_, err := c.V2.SetTenantLimits(ctx, "ten_x", v2.LimitTenantRequest{})
 		return err
 	}},
 	{"replace", false, func(ctx context.Context, c *Client) error {

@@ -196,8 +196,8 @@ func TestSuccessIsAFieldOfVersion2(t *testing.T) {
 	}
 }
 
-// Clients of a later version may send fields that this one does not know.
-func TestRequestsMayHaveUnknownFields(t *testing.T) {
+// A field that nobody reads would silently do nothing.
+func TestRequestsTakeNoUnknownFields(t *testing.T) {
 	for _, doc := range documents(t) {
 		for _, op := range operations(doc) {
 			if op.RequestBody == nil {
@@ -207,23 +207,78 @@ func TestRequestsMayHaveUnknownFields(t *testing.T) {
 			if ref.Ref == "" {
 				t.Errorf("%s: its request has no name", op.name)
 			}
-			if closedIn(ref.Value) {
-				t.Errorf("%s forbids unknown fields", op.name)
+			for place, object := range objectsIn(op.OperationID, ref.Value) {
+				if object.AdditionalProperties.Schema == nil && !closed(object) {
+					t.Errorf("%s takes unknown fields", place)
+				}
 			}
 		}
 	}
 }
 
-func closedIn(s *openapi3.Schema) bool {
-	if has := s.AdditionalProperties.Has; has != nil && !*has {
-		return true
-	}
-	for _, property := range s.Properties {
-		if closedIn(property.Value) {
-			return true
+// A later release may add fields to an answer, and clients that were generated from this contract
+// must take them. The sealed values of a manifest are a format with a version number of its own.
+func TestAnswersMayGainFields(t *testing.T) {
+	for _, doc := range documents(t) {
+		for _, op := range operations(doc) {
+			for status, r := range op.Responses.Map() {
+				body := r.Value.Content.Get("application/json")
+				if body == nil || body.Schema == nil {
+					continue
+				}
+				for place, object := range objectsIn(op.OperationID+" "+status, body.Schema.Value) {
+					if sealed := doc.Components.Schemas["SealedValues"]; sealed != nil &&
+						(object == sealed.Value || object == sealed.Value.Properties["values"].Value.AdditionalProperties.Schema.Value) {
+						continue
+					}
+					if closed(object) {
+						t.Errorf("%s cannot gain a field", place)
+					}
+				}
+			}
 		}
 	}
-	return s.Items != nil && closedIn(s.Items.Value)
+}
+
+func closed(s *openapi3.Schema) bool {
+	return s.AdditionalProperties.Has != nil && !*s.AdditionalProperties.Has
+}
+
+// objectsIn returns all objects of a schema by their place.
+func objectsIn(place string, s *openapi3.Schema) map[string]*openapi3.Schema {
+	all := make(map[string]*openapi3.Schema)
+	if s.Type.Is("object") {
+		all[place] = s
+	}
+	for name, property := range s.Properties {
+		maps.Copy(all, objectsIn(place+"."+name, property.Value))
+	}
+	if s.Items != nil {
+		maps.Copy(all, objectsIn(place+"[]", s.Items.Value))
+	}
+	if others := s.AdditionalProperties.Schema; others != nil {
+		maps.Copy(all, objectsIn(place+"[*]", others.Value))
+	}
+	return all
+}
+
+// What encrypt and sign answer is posted back as it is. So each of its fields, also one that a later
+// release adds, must be in the request.
+func TestAnswersThatArePostedBackFitTheRequest(t *testing.T) {
+	docs := documents(t)
+	for _, c := range []struct{ prefix, answer, request string }{
+		{"/v1/", "EncryptAnswer", "DecryptRequest"},
+		{"/api/v2/", "EncryptAnswer", "DecryptRequest"}, {"/api/v2/", "EncryptedData", "DecryptRequest"},
+		{"/api/v2/", "SignAnswer", "VerifyRequest"}, {"/api/v2/", "Signatures", "VerifyRequest"},
+		{"/api/v2/", "TenantLimits", "LimitTenantRequest"},
+	} {
+		schemas := docs[c.prefix].Components.Schemas
+		for name, field := range schemas[c.answer].Value.Properties {
+			if taken := schemas[c.request].Value.Properties[name]; taken == nil || !taken.Value.Type.Is((*field.Value.Type)[0]) {
+				t.Errorf("%s: %s does not take %s of %s", c.prefix, c.request, name, c.answer)
+			}
+		}
+	}
 }
 
 func TestScopesAndRolesAreThoseOfTheCode(t *testing.T) {

@@ -23,7 +23,7 @@ func TestLongListsStayLight(t *testing.T) {
 	}
 	p := start(t)
 	o := p.register("Many", "max@example.org")
-	p.must(p.operator().SetTenantLimits(t.Context(), p.tenant(o), v2.TenantLimits{V2: new(1_000_000)}))
+	p.must(p.operator().SetTenantLimits(t.Context(), p.tenant(o), v2.LimitTenantRequest{V2: new(1_000_000)}))
 	var seals errgroup.Group
 	seals.SetLimit(8)
 	for i := range n {

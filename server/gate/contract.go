@@ -1,6 +1,7 @@
 package gate
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"math"
 	"net/http"
 	"net/url"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -85,9 +87,14 @@ func Route(path string) string {
 }
 
 // checkParameters checks query and header parameters against the contract. Each may be given at
-// most once and must not be empty. Unknown parameters are ignored, as are unknown fields of a body.
-// The service itself checks IDs in the path.
+// most once and must not be empty. Unknown query parameters are refused, so that none of them
+// silently does nothing. The service itself checks IDs in the path.
 func (op *operation) checkParameters(r *http.Request, query url.Values) error {
+	for _, name := range slices.Sorted(maps.Keys(query)) {
+		if !slices.ContainsFunc(op.parameters, func(p *openapi3.Parameter) bool { return p.In == openapi3.ParameterInQuery && p.Name == name }) {
+			return BadRequest("the parameter " + quoted(name) + " is unknown")
+		}
+	}
 	input := &openapi3filter.RequestValidationInput{
 		Request: r, QueryParams: query, Options: &openapi3filter.Options{SkipSettingDefaults: true},
 	}
@@ -102,18 +109,47 @@ func (op *operation) checkParameters(r *http.Request, query url.Values) error {
 		if len(values) == 0 && !(p.Required && p.In == openapi3.ParameterInQuery) {
 			continue
 		}
-		if len(values) != 1 || values[0] == "" || openapi3filter.ValidateParameter(context.Background(), input, p) != nil {
-			return BadRequest("the parameter " + p.Name + " must be given once, " + want(p.Schema.Value))
+		rule := ""
+		if len(values) == 1 && values[0] != "" {
+			err := openapi3filter.ValidateParameter(context.Background(), input, p)
+			if err == nil {
+				continue
+			}
+			var e *openapi3.SchemaError
+			if errors.As(err, &e) {
+				rule = e.SchemaField
+			}
 		}
+		return BadRequest("the parameter " + p.Name + " must be given once, " + want(p.Schema.Value, rule))
 	}
 	return nil
 }
 
-// want describes in words what a schema accepts.
-func want(s *openapi3.Schema) string {
+// maxQuoted is the maximum number of characters of a name in a message.
+const maxQuoted = 40
+
+// quoted returns a name that the caller sent in a form that is safe in answers and logs: in quotes,
+// with escapes for everything that is not printable, and cut to maxQuoted.
+func quoted(name string) string {
+	if runes := []rune(name); len(runes) > maxQuoted {
+		return strconv.Quote(string(runes[:maxQuoted])) + "…"
+	}
+	return strconv.Quote(name)
+}
+
+// maxListed is how many permitted values a message lists. There are fewer scopes than that.
+const maxListed = 20
+
+// want describes in words what a schema accepts, so that it names the rule that was broken. rule is
+// the keyword of that rule, or empty.
+func want(s *openapi3.Schema, rule string) string {
 	number := func(f *float64) string { return strconv.FormatFloat(*f, 'f', -1, 64) }
 	switch {
-	case len(s.Enum) > 0 && len(s.Enum) <= 10:
+	case rule == "pattern":
+		return "as a string that matches " + s.Pattern
+	case rule == "uniqueItems":
+		return "as a list that repeats no item"
+	case len(s.Enum) > 0 && len(s.Enum) <= maxListed:
 		var values []string
 		for _, v := range s.Enum {
 			values = append(values, fmt.Sprint(v))
@@ -133,23 +169,30 @@ func want(s *openapi3.Schema) string {
 		return "as a date such as 2006-01-02"
 	case s.Type.Is("string") && s.MaxLength != nil:
 		return fmt.Sprintf("as a string of %d to %d characters", s.MinLength, *s.MaxLength)
+	case s.Type.Is("string") && s.MinLength > 0:
+		return "as a string that is not empty"
 	case s.Type.Is("string"):
 		return "as a string"
 	case s.Type.Is("boolean"):
 		return "as true or false"
 	case s.Type.Is("array") && s.MaxItems != nil:
 		return fmt.Sprintf("as a list of %d to %d items", s.MinItems, *s.MaxItems)
+	case s.Type.Is("array") && s.MinItems > 0:
+		return fmt.Sprintf("as a list of at least %d items", s.MinItems)
 	case s.Type.Is("array"):
 		return "as a list"
+	case s.Type.Is("object") && s.MaxProps != nil:
+		return fmt.Sprintf("as an object of %d to %d fields", s.MinProps, *s.MaxProps)
+	case s.Type.Is("object"):
+		return "as an object"
 	}
 	return "as the contract says"
 }
 
-// checkBody checks a well-formed body against the operation's schema.
+// checkBody checks a well-formed body against the operation's schema. An operation without one
+// takes no body, or an object without fields, which some clients always send.
 func (op *operation) checkBody(body []byte) error {
 	switch {
-	case op.body == nil:
-		return nil
 	case len(body) == 0 && op.required:
 		return BadRequest("a request body is required")
 	case len(body) == 0:
@@ -159,17 +202,21 @@ func (op *operation) checkBody(body []byte) error {
 	if err := json.Unmarshal(body, &value, json.WithUnmarshalers(json.UnmarshalFromFunc(clamp))); err != nil {
 		return fault.New(fault.Invalid, "the request body does not match the schema")
 	}
-	err := op.body.VisitJSON(value, openapi3.VisitAsRequest(), openapi3.FailFast())
-	if err == nil {
+	if op.body == nil {
+		if object, ok := value.(map[string]any); ok && len(object) == 0 {
+			return nil
+		}
+		return BadRequest("this operation takes no request body")
+	}
+	if op.body.VisitJSON(value, openapi3.VisitAsRequest(), openapi3.FailFast()) == nil {
 		return nil
 	}
-	// With FailFast, an error has no details. complaint finds the wrong field by checking field by
-	// field, so that the answer shows only names from the contract.
-	return fault.New(fault.Invalid, "the request body does not match the schema: "+op.complaint(value))
+	// With FailFast, which is quicker, an error has no details.
+	err := op.body.VisitJSON(value, openapi3.VisitAsRequest())
+	return fault.New(fault.Invalid, "the request body does not match the schema: "+op.complaint(err))
 }
 
-// clamp reads a number too large for a float64 as the largest float64. A field with bounds refuses
-// it, and an unknown field may hold anything.
+// clamp reads a number too large for a float64 as the largest float64, which breaks every bound.
 func clamp(d *jsontext.Decoder, v *any) error {
 	if d.PeekKind() != '0' {
 		return errors.ErrUnsupported // use the default unmarshaling
@@ -186,41 +233,60 @@ func clamp(d *jsontext.Decoder, v *any) error {
 	return nil
 }
 
-// complaint names the wrong field and what the contract accepts there.
-func (op *operation) complaint(value any) string {
-	object, ok := value.(map[string]any)
-	if !ok {
-		return "send an object"
+// complaint names the wrong field and the rule of the contract that it breaks. It shows a name that
+// is not in the contract only if the name itself is what is wrong, and never a value.
+func (op *operation) complaint(err error) string {
+	var e *openapi3.SchemaError
+	if !errors.As(err, &e) {
+		return "check its fields"
 	}
-	for _, name := range op.body.Required {
-		if _, there := object[name]; !there {
-			return "the field " + name + " is missing"
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(op.body.Properties)) {
-		field := op.body.Properties[name].Value
-		given, there := object[name]
-		if !there {
-			continue
-		}
-		err := field.VisitJSON(given, openapi3.VisitAsRequest())
-		var inside *openapi3.SchemaError
-		if errors.As(err, &inside) && len(inside.JSONPointer()) > 0 {
-			return "check what is inside " + name
-		}
-		if err != nil {
-			return "send " + name + " " + want(field)
+	field := fieldName(op.body, e.JSONPointer())
+	switch e.SchemaField {
+	case "required":
+		return "the field " + field + " is missing"
+	case "properties":
+		object, _ := e.Value.(map[string]any)
+		for _, name := range slices.Sorted(maps.Keys(object)) {
+			switch {
+			case e.Schema.Properties[name] != nil:
+			case field == "":
+				return "the field " + quoted(name) + " is unknown"
+			default:
+				return "the field " + quoted(name) + " in " + field + " is unknown"
+			}
 		}
 	}
-	return "check its fields"
+	return "send " + cmp.Or(field, "the body") + " " + want(e.Schema, e.SchemaField)
 }
 
-// Decode decodes the checked body into v. It ignores unknown fields, and matches names
-// case-sensitively.
+// fieldName returns the name of the field of a schema at the end of a path, such as items[2].data.
+// All members of an object without properties, whose names the caller chooses, are called [*].
+func fieldName(s *openapi3.Schema, path []string) string {
+	var name strings.Builder
+	for _, step := range path {
+		switch {
+		case s.Properties[step] != nil:
+			if name.Len() > 0 {
+				name.WriteByte('.')
+			}
+			name.WriteString(step)
+			s = s.Properties[step].Value
+		case s.Items != nil:
+			name.WriteString("[" + step + "]") // the validator counted
+			s = s.Items.Value
+		case s.AdditionalProperties.Schema != nil:
+			name.WriteString("[*]")
+			s = s.AdditionalProperties.Schema.Value
+		}
+	}
+	return name.String()
+}
+
+// Decode decodes the checked body into v. It matches names case-sensitively.
 func (call *Call) Decode(v any) error {
-	if err := json.Unmarshal(call.body, v); err != nil {
-		// This is a number such as 1.0, which the contract accepts as an integer, or an invalid
-		// address.
+	if err := json.Unmarshal(call.body, v, json.WithUnmarshalers(json.UnmarshalFromFunc(decodeWhole))); err != nil {
+		// This is a fraction that a float64 does not distinguish from a whole number, or an invalid
+		// address. Only the first name of the path is sure to be in the contract.
 		var semantic *json.SemanticError
 		if errors.As(err, &semantic) {
 			for field := range semantic.JSONPointer.Tokens() {
@@ -230,4 +296,46 @@ func (call *Call) Decode(v any) error {
 		return fault.New(fault.Invalid, "the request body does not match the schema")
 	}
 	return nil
+}
+
+// decodeWhole decodes a whole number in any spelling: 30.0 and 3e1 are 30, as in JSON Schema.
+func decodeWhole(d *jsontext.Decoder, v any) error {
+	target := reflect.ValueOf(v).Elem()
+	if d.PeekKind() != '0' || !target.CanInt() {
+		return errors.ErrUnsupported // use the default unmarshaling
+	}
+	number, err := d.ReadValue()
+	if err != nil {
+		return err
+	}
+	n, ok := wholeNumber(string(number))
+	if !ok || target.OverflowInt(n) {
+		return errors.New("decoding a number: not a whole number, or too large")
+	}
+	target.SetInt(n)
+	return nil
+}
+
+// wholeNumber returns the value of a JSON number that is whole. It calculates with the digits,
+// because a float64 would round.
+func wholeNumber(number string) (n int64, ok bool) {
+	mantissa, power, _ := strings.Cut(strings.ToLower(number), "e")
+	digits, fraction, _ := strings.Cut(mantissa, ".")
+	digits, negative := strings.CutPrefix(digits, "-")
+	shift, err := strconv.Atoi(cmp.Or(power, "0"))
+	significant := strings.TrimRight(digits+fraction, "0")
+	if strings.TrimLeft(significant, "0") == "" {
+		return 0, true
+	}
+	const most = 19 // digits of an int64
+	zeros := len(digits) + shift - len(significant)
+	if err != nil || zeros < 0 || len(digits)+shift > most {
+		return 0, false
+	}
+	text := significant + strings.Repeat("0", zeros)
+	if negative {
+		text = "-" + text
+	}
+	n, err = strconv.ParseInt(text, 10, 64)
+	return n, err == nil
 }

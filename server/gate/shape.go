@@ -17,14 +17,14 @@ import (
 )
 
 // shape is a simple schema that checks a body in one pass, without keeping any part of it. It
-// supports what most operations need: objects, strings, whole numbers and lists. It accepts only
-// what [checkJSON] and [operation.checkBody] accept. They decide about every body that a shape does
+// supports what most operations need: objects, strings, whole numbers, booleans and lists. It accepts
+// only what [checkJSON] and [operation.checkBody] accept. They decide about every body that a shape does
 // not accept.
 type shape struct {
 	object   bool
 	required []string
 	fields   map[string]*shape
-	others   *shape // shape of all other fields; nil: any scalar
+	others   *shape // shape of all other fields; nil: there are none
 	most     int    // maximum number of fields
 
 	list         *shape
@@ -32,6 +32,7 @@ type shape struct {
 	words        []string
 	pattern      *regexp.Regexp
 
+	boolean     bool // the shape is true or false
 	whole       bool // the shape is a whole number
 	least, last float64
 }
@@ -62,12 +63,12 @@ func shapeOf(ref *openapi3.SchemaRef) *shape {
 				return nil
 			}
 		}
-		if a := s.AdditionalProperties; a.Has != nil && !*a.Has {
-			return nil
-		} else if a.Schema != nil {
+		if a := s.AdditionalProperties; a.Schema != nil {
 			if of.others = shapeOf(a.Schema); of.others == nil {
 				return nil
 			}
+		} else if a.Has == nil || *a.Has {
+			return nil
 		}
 		s.Required, s.Properties, s.MinProps, s.MaxProps, s.AdditionalProperties = nil, nil, 0, nil, openapi3.AdditionalProperties{}
 	case kind.Is(openapi3.TypeArray):
@@ -102,7 +103,9 @@ func shapeOf(ref *openapi3.SchemaRef) *shape {
 		if s.Max != nil {
 			of.last = *s.Max
 		}
-		s.Min, s.Max = nil, nil
+		s.Min, s.Max, s.Format = nil, nil, ""
+	case kind.Is(openapi3.TypeBoolean):
+		of.boolean = true
 	default:
 		return nil
 	}
@@ -147,6 +150,8 @@ func (s *shape) read(d *jsontext.Decoder, depth int) bool {
 		return false
 	case s.whole:
 		return s.holdsNumber(raw)
+	case s.boolean:
+		return raw.Kind() == 't' || raw.Kind() == 'f'
 	}
 	return s.holdsText(raw)
 }
@@ -170,15 +175,7 @@ func (s *shape) readObject(d *jsontext.Decoder, depth int) bool {
 			needed++ // the decoder rejects duplicate names
 		}
 		n++
-		if field == nil {
-			if kind := d.PeekKind(); kind == '{' || kind == '[' {
-				return false
-			}
-			_, err = d.ReadValue()
-		} else if !field.read(d, depth+1) {
-			return false
-		}
-		if err != nil {
+		if field == nil || !field.read(d, depth+1) {
 			return false
 		}
 	}

@@ -55,6 +55,7 @@ func TestTheBodiesOfBusyOperationsHaveAShape(t *testing.T) {
 var bodies = []string{
 	`{"data":"a"}`, `{"data":""}`, `{"data":1}`, `{"data":null}`, `{}`, `[]`, `null`, `{"data":"a","data":"b"}`, `{"data":"a","d\u0061ta":"b"}`,
 	`{"data":"a"}x`, `{"data":"a"`, `{"data":"\ud800"}`, "{\"data\":\"\xff\"}", `{"data":"a","other":[[[1]]]}`, `{"data":"a","other":1e999}`,
+	`{"data":"a","pqc_signature":"AA==","hmac_signature":"AA==","success":true}`, `{"data":"a","pqc_signature":"AA==","hmac_signature":"AA==","success":null}`,
 	`{"data":"a","algorithm":"ML-KEM-768"}`, `{"data":"a","algorithm":"ML-KEM-512"}`, `{"data":"a","algorithm":"ML\u002dKEM-768"}`,
 	`{"items":[]}`, `{"items":[{"data":"a"}]}`, `{"items":[{"data":"a"},{}]}`, `{"items":[` + strings.Repeat(`{"data":"a"},`, 100) + `{"data":"a"}]}`,
 	`{"name":"n","credential_type":"database","values":{"a":"b"}}`, `{"name":"n","credential_type":"-","values":{"a":"b"}}`,

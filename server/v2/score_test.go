@@ -81,7 +81,7 @@ func TestEveryFrameworkIsScoredAndReportedForAnEmptyTenant(t *testing.T) {
 			t.Errorf("%s: %d, %.20q", f, r.Status, r.Body)
 		}
 	}
-	for _, query := range []string{"", "?framework=", "?framework=soc3", "?framework=SOC2", "?framework=soc2&framework=hipaa", "?frameworks=soc2", "?framework=soc2%00"} {
+	for _, query := range []string{"", "?framework=", "?framework=soc3", "?framework=SOC2", "?framework=soc2&framework=hipaa", "?framework=soc2%00"} {
 		for _, of := range []string{"score", "history", "report"} {
 			message := s.Get("/api/v2/compliance/"+of+query).Message(t, http.StatusBadRequest)
 			if !strings.Contains(message, "framework") || !strings.Contains(message, "nist_800_53") || strings.Contains(message, "SOC2") {

@@ -59,7 +59,7 @@ func (a *accountAPI) ActivateTenant(c *gin.Context, id string) {
 // SetTenantLimits gives a tenant rate limits of its own.
 func (a *accountAPI) SetTenantLimits(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		var body api.TenantLimits
+		var body api.LimitTenantRequest
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}

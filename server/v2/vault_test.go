@@ -22,7 +22,7 @@ import (
 func TestACredentialIsSealedListedUnsealedRotatedAndDeleted(t *testing.T) {
 	s := newService(t)
 	sealed := s.Post("/api/v2/vault/seal",
-		`{"name":"payments","credential_type":"api_key","values":{"a":"one","b":"tw\u0000o"},"ttl_days":10,"unknown":[null]}`).Want(t, http.StatusCreated)
+		`{"name":"payments","credential_type":"api_key","values":{"a":"one","b":"tw\u0000o"},"ttl_days":10}`).Want(t, http.StatusCreated)
 	id := sealed["credential_id"].(string)
 	want := map[string]any{
 		"success": true, "credential_id": id, "name": "payments", "credential_type": "api_key", "version": 1.0,

@@ -57,8 +57,25 @@ func load(text string) (Document, error) {
 	if err != nil {
 		return Document{}, err
 	}
+	for _, schema := range doc.Components.Schemas {
+		forbidUnlisted(schema.Value)
+	}
 	router, err := legacy.NewRouter(doc) // validates the document, examples included
 	return Document{doc, router}, err
+}
+
+// forbidUnlisted forbids fields that a schema does not list. The contract allows them in answers, so
+// that a later release may add some, but this release must list what it answers.
+func forbidUnlisted(s *openapi3.Schema) {
+	if s.Type.Is(openapi3.TypeObject) && s.Properties != nil && s.AdditionalProperties.Schema == nil {
+		s.AdditionalProperties.Has = new(bool)
+	}
+	for _, property := range s.Properties {
+		forbidUnlisted(property.Value)
+	}
+	if s.Items != nil {
+		forbidUnlisted(s.Items.Value)
+	}
 }
 
 // DocumentOf returns the document that a path belongs to.

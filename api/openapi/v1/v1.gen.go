@@ -393,13 +393,20 @@ type DecryptAnswer struct {
 	KeyVersion int64  `json:"key_version"`
 }
 
-// DecryptRequest defines model for DecryptRequest.
+// DecryptRequest The answer of encrypt, as it is or without the fields that decrypt does not need: `key_version` and `algorithm` are
+// accepted and ignored.
 type DecryptRequest struct {
+	// Algorithm Ignored.
+	Algorithm *string `json:"algorithm,omitempty"`
+
 	// EncryptedData The ciphertext as encrypt answered it.
 	EncryptedData string `json:"encrypted_data"`
 
 	// KeyId The key that it was encrypted with.
 	KeyId string `json:"key_id"`
+
+	// KeyVersion Ignored. The ciphertext itself names its version.
+	KeyVersion *int64 `json:"key_version,omitempty"`
 }
 
 // EncryptAnswer defines model for EncryptAnswer.
@@ -433,7 +440,7 @@ type Error struct {
 		// Code The HTTP status again.
 		Code ErrorErrorCode `json:"code"`
 
-		// Details Which rule was broken and what to do. Never repeats what was sent.
+		// Details Which field and rule are concerned, and what to do. Never repeats a value that was sent.
 		Details string `json:"details"`
 
 		// Message The name of the status.

@@ -1894,16 +1894,29 @@ type DecryptBatchRequest struct {
 	Items []DecryptRequest `json:"items"`
 }
 
-// DecryptRequest An envelope as encrypt answered it.
+// DecryptRequest The answer of encrypt, as it is or without the fields that decrypt does not need: `success`, `algorithm`, `key_id` and
+// `key_version` are accepted and ignored.
 type DecryptRequest struct {
+	// Algorithm Ignored.
+	Algorithm *string `json:"algorithm,omitempty"`
+
 	// CiphertextData The encrypted data with what is needed to verify it, in base64.
 	CiphertextData string `json:"ciphertext_data"`
 
 	// CiphertextKem The ML-KEM-768 ciphertext, in base64.
 	CiphertextKem string `json:"ciphertext_kem"`
 
+	// KeyId Ignored. The ciphertext itself names its key.
+	KeyId *string `json:"key_id,omitempty"`
+
+	// KeyVersion Ignored.
+	KeyVersion *int64 `json:"key_version,omitempty"`
+
 	// Nonce The nonce of AES-256-GCM, in base64.
 	Nonce string `json:"nonce"`
+
+	// Success Ignored.
+	Success *bool `json:"success,omitempty"`
 }
 
 // DecryptResult Either `data` or `error`.
@@ -2104,7 +2117,7 @@ type Error struct {
 		// Code The HTTP status again.
 		Code ErrorErrorCode `json:"code"`
 
-		// Message Generic; never repeats what was sent.
+		// Message Says nothing about the inside of the service, and never repeats a value that was sent.
 		Message string `json:"message"`
 
 		// RequestId Example: req_mfrggzdfmztwq2lknnwg23tpoa
@@ -2254,6 +2267,12 @@ type KMSKeyList struct {
 
 // KMSKeyListSuccess defines model for KMSKeyList.Success.
 type KMSKeyListSuccess bool
+
+// LimitTenantRequest The limits to set. What is absent or null becomes the deployment's default.
+type LimitTenantRequest struct {
+	V1 *int `json:"v1,omitempty"`
+	V2 *int `json:"v2,omitempty"`
+}
 
 // LoginRequest defines model for LoginRequest.
 type LoginRequest struct {
@@ -2934,7 +2953,8 @@ type VerifyBatchRequest struct {
 	Items []VerifyRequest `json:"items"`
 }
 
-// VerifyRequest defines model for VerifyRequest.
+// VerifyRequest The data, together with the answer of sign, as it is or without the fields that verify does not need: `success` and
+// `key_id` are accepted and ignored.
 type VerifyRequest struct {
 	// Data Text in UTF-8, 1 byte to 700 KiB. Encode other bytes, for example in base64.
 	//
@@ -2944,8 +2964,14 @@ type VerifyRequest struct {
 	// HmacSignature The HMAC-SHA-512 signature with the version of its key, in base64.
 	HmacSignature string `json:"hmac_signature"`
 
+	// KeyId Ignored.
+	KeyId *string `json:"key_id,omitempty"`
+
 	// PqcSignature The ML-DSA-65 signature (FIPS 204), in base64.
 	PqcSignature string `json:"pqc_signature"`
+
+	// Success Ignored.
+	Success *bool `json:"success,omitempty"`
 }
 
 // VerifyResult defines model for VerifyResult.
@@ -3282,7 +3308,7 @@ type CreateTenantJSONRequestBody = CreateTenantRequest
 type CreateTenantAPIKeyJSONRequestBody = CreateAPIKeyRequest
 
 // SetTenantLimitsJSONRequestBody defines body for SetTenantLimits for application/json ContentType.
-type SetTenantLimitsJSONRequestBody = TenantLimits
+type SetTenantLimitsJSONRequestBody = LimitTenantRequest
 
 // SealCredentialJSONRequestBody defines body for SealCredential for application/json ContentType.
 type SealCredentialJSONRequestBody = SealRequest

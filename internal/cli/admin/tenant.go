@@ -17,7 +17,7 @@ func NewTenantCommand() *cobra.Command {
 	var v1Rate, v2Rate *int
 	limit := command.NewCall(&r, "limit TENANT_ID", "Set a tenant's requests a minute", cobra.ExactArgs(1),
 		func(ctx context.Context, c *client.V2, args []string) (*v2.TenantAnswer, error) {
-			return c.SetTenantLimits(ctx, args[0], v2.TenantLimits{V1: v1Rate, V2: v2Rate})
+			return c.SetTenantLimits(ctx, args[0], v2.LimitTenantRequest{V1: v1Rate, V2: v2Rate})
 		}, one)
 	command.Int(limit, &v1Rate, "v1", 1, 1_000_000, "of version 1, 1 to 1000000 (default that of the deployment)")
 	command.Int(limit, &v2Rate, "v2", 1, 1_000_000, "of version 2, 1 to 1000000 (default that of the deployment)")

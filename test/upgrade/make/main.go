@@ -537,7 +537,7 @@ func (m *maker) produce(ctx context.Context) error {
 		return err
 	}
 	tenant := made.Tenant.TenantId
-	if _, err := m.system.V2.SetTenantLimits(ctx, tenant, v2.TenantLimits{V2: new(4000)}); err != nil {
+	if _, err := m.system.V2.SetTenantLimits(ctx, tenant, v2.LimitTenantRequest{V2: new(4000)}); err != nil {
 		return err
 	}
 	if _, err := m.system.V2.ActivateTenant(ctx, m.known.Users[0].Tenant); err != nil {
