@@ -21,7 +21,17 @@ var (
 	ErrUnavailable     = errors.New("temporarily unavailable") // 503: retry later; the outcome is unknown
 )
 
-// Error is a refusal or a failure that the server reported. A missing answer is a different error.
+// ErrNoAnswer is a target for errors.Is: the server could not be reached, or its answer ended early.
+// The outcome of the call is unknown.
+var ErrNoAnswer = errors.New("no answer")
+
+// noAnswer marks an error of the connection.
+type noAnswer struct{ error }
+
+// Unwrap implements the errors package's interface.
+func (e noAnswer) Unwrap() []error { return []error{ErrNoAnswer, e.error} }
+
+// Error is a refusal or a failure that the server reported. A missing answer is [ErrNoAnswer].
 type Error struct {
 	Status     int           // HTTP status
 	Code       int           // status in the body; differs from Status only when a proxy answered

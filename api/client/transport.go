@@ -61,12 +61,24 @@ func (t *transport) stream(ctx context.Context, c call) (io.ReadCloser, error) {
 		return nil, err
 	}
 	if r.StatusCode == http.StatusOK {
-		return r.Body, nil
+		return answerBody{r.Body}, nil
 	}
 	if _, err = read(r); err == nil {
 		err = fmt.Errorf("reading the answer: unexpected status %d", r.StatusCode)
 	}
 	return nil, err
+}
+
+// answerBody is the body of an answer that is read as it arrives.
+type answerBody struct{ io.ReadCloser }
+
+// Read implements io.Reader.
+func (b answerBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil && err != io.EOF { //nolint:errorlint // a Reader returns io.EOF itself
+		err = noAnswer{err}
+	}
+	return n, err
 }
 
 // reply is a successful response.
@@ -90,7 +102,7 @@ func read(r *http.Response) (*reply, error) {
 	defer r.Body.Close()
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
-		return nil, fmt.Errorf("reading the answer: %w", err)
+		return nil, fmt.Errorf("reading the answer: %w", noAnswer{err})
 	}
 	if r.StatusCode < 200 || r.StatusCode > 299 {
 		return nil, errorOf(r, body)
@@ -172,7 +184,7 @@ func (t *transport) sendOnce(request *http.Request, c call, who credential) (*ht
 		if e := new(url.Error); errors.As(err, &e) {
 			err = e.Err
 		}
-		return nil, fmt.Errorf("calling the server: %w", err)
+		return nil, fmt.Errorf("calling the server: %w", noAnswer{err})
 	}
 	return response, nil
 }

@@ -9,8 +9,9 @@ import (
 )
 
 const commandsHead = `One program has all commands. ` + "`--help`" + ` after any of them prints what stands here. Flags of a command such as
-` + "`latticekeep audit`" + ` count for the commands below it, too. Exit status 0 means success; everything else is an error with its
-reason on stderr.
+` + "`latticekeep audit`" + ` count for the commands below it, too. An error is one line on stderr that says what to do.
+
+## Exit statuses
 
 `
 
@@ -19,6 +20,8 @@ func commands() (string, error) {
 	var b strings.Builder
 	b.WriteString(commandsHead)
 	root := cli.Command()
+	_, statuses, _ := strings.Cut(root.Long, "\n\n")
+	paragraphs(&b, statuses)
 	describe(&b, root)
 	return strings.TrimRight(b.String(), "\n") + "\n", nil
 }

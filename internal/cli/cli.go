@@ -4,7 +4,6 @@
 package cli
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 
@@ -26,6 +25,7 @@ func Command() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "latticekeep",
 		Short:         "Quantum-safe credential vault for Kubernetes",
+		Long:          "Latticekeep is a quantum-safe credential vault for Kubernetes.\n\n" + command.Statuses,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Version:       buildinfo.Version(),
@@ -41,26 +41,19 @@ func Command() *cobra.Command {
 }
 
 // ExitStatus returns the status with which the program ends after a command has returned err.
-func ExitStatus(err error) int {
-	var s *command.StatusError
-	switch {
-	case err == nil:
-		return 0
-	case errors.As(err, &s):
-		return s.Status
-	}
-	return 1
-}
+func ExitStatus(err error) int { return command.Status(err) }
 
 func newVersionCommand() *cobra.Command {
 	formats := false
 	cmd := &cobra.Command{
 		Use: "version", Short: "Print the version of this program", Args: cobra.NoArgs,
-		Run: func(cmd *cobra.Command, _ []string) {
-			fmt.Fprintln(cmd.OutOrStdout(), buildinfo.Version())
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			text := buildinfo.Version() + "\n"
 			if formats {
-				fmt.Fprintf(cmd.OutOrStdout(), "reads store formats: 1 to %d\nwrites store formats: 1 to %d\n", format.Reads, format.Writes)
+				text += fmt.Sprintf("reads store formats: 1 to %d\nwrites store formats: 1 to %d\n", format.Reads, format.Writes)
 			}
+			_, err := fmt.Fprint(cmd.OutOrStdout(), text)
+			return err
 		},
 	}
 	cmd.Flags().BoolVar(&formats, "formats", false, "also print which formats of a store this program reads and writes")

@@ -153,7 +153,7 @@ func TestNoFlagIsEmpty(t *testing.T) {
 			}
 			args := append(strings.Fields(strings.TrimPrefix(c.CommandPath(), "latticekeep")), "--"+f.Name+"=")
 			for range strings.Count(c.UseLine(), " ") { // as many arguments as the command takes, and no more
-				if _, err := run(t, args...); err == nil || !strings.Contains(err.Error(), "arg(s)") {
+				if _, err := run(t, args...); err == nil || !strings.Contains(err.Error(), ", and was given ") {
 					break
 				}
 				args = append(args, "x")

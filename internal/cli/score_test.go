@@ -106,8 +106,8 @@ func TestAScoreIsTheSameFromAnExport(t *testing.T) {
 		"no such entry":       {"--file", own, "--framework", "soc2", "--head", "999999"},
 		"no such framework":   {"--file", own, "--framework", "soc3"},
 		"of which log":        {"--framework", "soc2"},
-		"required flag":       {"--file", own},
-		"none of the others":  {"--file", own, "--url", a.BaseURL, "--framework", "soc2"},
+		"is needed":           {"--file", own},
+		"exclude each other":  {"--file", own, "--url", a.BaseURL, "--framework", "soc2"},
 		"reading the directo": {"--file", own, "--framework", "soc2", "--catalogues", filepath.Join(folder, "none")},
 	} {
 		if _, err := run(t, append([]string{"compliance", "score"}, args...)...); err == nil || !strings.Contains(err.Error(), says) {

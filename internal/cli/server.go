@@ -1,12 +1,12 @@
 package cli
 
 import (
-	"errors"
 	"os"
 
 	"github.com/spf13/cobra"
 
 	"github.com/latticekeep/latticekeep/internal/app"
+	"github.com/latticekeep/latticekeep/internal/cli/command"
 	"github.com/latticekeep/latticekeep/internal/config"
 )
 
@@ -42,7 +42,7 @@ in the folder mail of the data directory.`,
 			case dev:
 				return app.Dev(cmd.Context(), c)
 			case file == "":
-				return errors.New("no server is chosen: give --config FILE for production, or --dev")
+				return command.UsageError("no server is chosen: give --config FILE for production, or --dev")
 			}
 			flags := make(map[string]string)
 			for flag, key := range map[string]string{"listen": "listen", "data-dir": "dataDir", "kubeconfig": "kubernetes.kubeconfig"} {
@@ -52,7 +52,7 @@ in the folder mail of the data directory.`,
 			}
 			s, err := config.Load(file, os.Environ(), flags)
 			if err != nil {
-				return err
+				return &command.StatusError{Status: command.StatusUsage, Err: err}
 			}
 			return app.Serve(cmd.Context(), s, c.Stdout, c.Stderr)
 		},

@@ -297,5 +297,5 @@ func TestAuditVerifyFromTheCommandLine(t *testing.T) {
 	write(strings.Join(append(lines[:9:9], lines[10:]...), ""))
 	bad("sequence 10", "verify", "--file", file, "--public-key", pem)
 	bad("no such file", "verify", "--file", file+"x")
-	bad("at least one of the flags", "verify")
+	bad("say which log", "verify")
 }

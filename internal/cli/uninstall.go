@@ -55,7 +55,7 @@ It may be stopped anywhere and run again. It runs in a pod with its ServiceAccou
 				return err
 			}
 			if cluster == nil {
-				return errors.New("say which cluster: --kubeconfig FILE")
+				return command.UsageError("say which cluster: --kubeconfig FILE")
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), o.timeout)
 			defer cancel()

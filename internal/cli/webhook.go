@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"errors"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -30,7 +29,7 @@ names in --client-name; docs/guides/admission.md says how an API server is told 
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if len(o.ClientNames) > 0 && o.ClientCAFile == "" {
-				return errors.New("--client-name needs --client-ca-file: without it no certificate is asked for")
+				return command.UsageError("--client-name needs --client-ca-file: without it no certificate is asked for")
 			}
 			o.Stderr = cmd.ErrOrStderr()
 			return o.Run(cmd.Context())

@@ -516,14 +516,14 @@ func TestAWebhookThatEndsServesUntilNobodyAsks(t *testing.T) {
 func TestTheWebhooksFlagsAreChecked(t *testing.T) {
 	good := []string{"webhook", "--url", "https://vault.example.org", "--token-file", "t", "--cert-file", "c", "--key-file", "k"}
 	for says, args := range map[string][]string{
-		`required flag(s) "url"`:        {"webhook", "--token-file", "t", "--cert-file", "c", "--key-file", "k"},
-		`required flag(s) "token-file"`: {"webhook", "--url", "https://vault.example.org", "--cert-file", "c", "--key-file", "k"},
+		`--url is needed`:               {"webhook", "--token-file", "t", "--cert-file", "c", "--key-file", "k"},
+		`--token-file is needed`:        {"webhook", "--url", "https://vault.example.org", "--cert-file", "c", "--key-file", "k"},
 		"--ca-file is empty":            append(slices.Clone(good), "--ca-file="),
 		"--client-name needs":           append(slices.Clone(good), "--client-name", "x"),
 		"plain HTTP to another machine": append(slices.Clone(good), "--url", "http://vault.example.org"),
 		"the base URL is not one like":  append(slices.Clone(good), "--url", "vault"),
 		"listening: ":                   append(slices.Clone(good), "--listen", "no address"),
-		"unknown command \"and\"":       append(slices.Clone(good), "and", "more"),
+		"unexpected argument \"and\"":   append(slices.Clone(good), "and", "more"),
 	} {
 		if _, err := run(t, args...); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%v, want %q", err, says)

@@ -106,7 +106,7 @@ func (o rewrapOptions) run(ctx context.Context, c *client.V2, in io.Reader, out,
 	case answer.DamagedSets > 0:
 		return errors.New("no key was destroyed, since damaged keys may be under it")
 	case len(former) == 0:
-		return errors.New("there is no previous key to destroy: name it in kms.former")
+		return command.UsageError("there is no previous key to destroy: name it in kms.former")
 	}
 	return o.destroyAll(ctx, c, former, bufio.NewReader(in), out, note)
 }
@@ -158,9 +158,9 @@ Take a backup now, before you go on, and see that it restores.
 			line, err := in.ReadString('\n')
 			if typed := strings.TrimSpace(line); typed != id {
 				if err != nil && typed == "" {
-					return errors.New("the key was not destroyed: its id was not typed; type it, or give --yes")
+					return command.UsageError("the key was not destroyed: its id was not typed; type it, or give --yes")
 				}
-				return errors.New("the key was not destroyed: what was typed is not its id")
+				return command.UsageError("the key was not destroyed: what was typed is not its id")
 			}
 		}
 		answer, err := c.DestroyKMSKey(ctx, v2.DestroyKMSKeyRequest{KeyId: id})

@@ -122,7 +122,7 @@ func newAcceptRollbackCommand() *cobra.Command {
 	cmd := command.NewCall(&r, "accept-rollback --url URL --reason TEXT", "Let a halted log continue after entries were lost", cobra.NoArgs,
 		func(ctx context.Context, c *client.V2, _ []string) (*v2.RollbackAnswer, error) {
 			if strings.TrimSpace(reason) == "" {
-				return nil, errors.New("--reason is empty: say why the entries were lost, since the log keeps it")
+				return nil, command.UsageError("--reason is empty: say why the entries were lost, since the log keeps it")
 			}
 			answer, err := c.AcceptRollback(ctx, v2.AcceptRollbackRequest{Reason: reason})
 			if err != nil {

@@ -16,6 +16,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/cli/command"
 	"github.com/latticekeep/latticekeep/internal/doctor"
+	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/offline"
 	"github.com/latticekeep/latticekeep/internal/progress"
@@ -34,12 +35,6 @@ type doctorOptions struct {
 	progress bool
 }
 
-// Statuses with which latticekeep doctor ends.
-const (
-	statusFindings = 1
-	statusUnknown  = 2 // it could not look
-)
-
 // NewDoctorCommand returns the command that examines the rows of a stopped store.
 func NewDoctorCommand() *cobra.Command {
 	var o doctorOptions
@@ -51,8 +46,9 @@ verified. It lists each row that is damaged, missing or not the one that the log
 commits to: what is wrong, the newest entry of the log about it, and what to do. The
 KMS key is needed. Nothing is changed.
 
-The exit status is 0 when all is well, 1 when rows are wrong, and 2 when it could
-not look: the log does not hold, or the store or the KMS does not answer.
+The exit status is 0 when all is well, 1 when rows are wrong or the log does not
+hold, 3 when the store or the KMS does not answer, and 4 when the KMS refuses its key
+or a row is not accepted or removed.
 
 --explain ROW says what a row is for, what is stored, what the state says, and
 what the log has about it. For an API key, a user or a session it counts the
@@ -72,12 +68,9 @@ wrong without the row, as when the log has a credential that was not deleted.
 Both may be repeated. DIGEST is what this command and --explain print of a row as it
 is stored: a keyed digest of key and value, or "absent". A row that has changed since
 is refused. Rows are spelled as this command prints them, with their quotes.`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			return unknown(errors.Join(cobra.NoArgs(cmd, args), cmd.ValidateFlagGroups()))
-		},
-		RunE: func(cmd *cobra.Command, _ []string) error { return unknown(o.run(cmd)) },
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return unknown(err) })
 	command.RegisterStore(cmd, &o.Deployment, "of a stopped server")
 	command.RegisterKMS(cmd, &o.Deployment, "KMS key of --data-dir (default "+offline.KMSKeyFileName+" in it) or --store")
 	o.Pin.Register(cmd)
@@ -91,23 +84,14 @@ is refused. Rows are spelled as this command prints them, with their quotes.`,
 	return cmd
 }
 
-// unknown gives an error without a status that of a command that could not look.
-func unknown(err error) error {
-	var s *command.StatusError
-	if err != nil && !errors.As(err, &s) {
-		err = &command.StatusError{Status: statusUnknown, Err: err}
-	}
-	return err
-}
-
 func (o *doctorOptions) run(cmd *cobra.Command) error {
 	switch {
 	case !o.Named():
-		return errors.New("say which store: --data-dir or --store")
+		return command.UsageError("say which store: --data-dir or --store")
 	case len(o.accept)+len(o.remove) > 0 && strings.TrimSpace(o.reason) == "":
-		return errors.New("--reason is empty: say why, since the log keeps it")
+		return command.UsageError("--reason is empty: say why, since the log keeps it")
 	case len(o.accept)+len(o.remove) == 0 && o.reason != "":
-		return errors.New("--reason is for --accept and --remove: name the rows")
+		return command.UsageError("--reason is for --accept and --remove: name the rows")
 	}
 	a, err := o.Options()
 	if err != nil {
@@ -140,7 +124,7 @@ func (o *doctorOptions) examine(ctx context.Context, s store.Store, a verify.Opt
 		return fmt.Errorf("verifying the log, which the rows are held against; restore a backup: %w", err)
 	}
 	if !o.HasKMSKey() {
-		return errors.New("the KMS key is needed: " + namesKMS)
+		return command.UsageError("the KMS key is needed: " + namesKMS)
 	}
 	return o.WithKMS(ctx, func(keys []keyring.KMS) error {
 		d.KMS = keys
@@ -172,7 +156,7 @@ func (o *doctorOptions) printExamination(w io.Writer, x *doctor.Examination) err
 	if choice {
 		fmt.Fprintln(w, "To accept or remove a row, with the flags of the store and the KMS key: latticekeep doctor --accept ROW@DIGEST --reason TEXT, or --remove (ROW@DIGEST in single quotes for a shell)")
 	}
-	return &command.StatusError{Status: statusFindings, Err: fmt.Errorf("rows that do not hold: %d; latticekeep doctor --explain ROW says more of one", len(x.Findings))}
+	return fmt.Errorf("rows that do not hold: %d; latticekeep doctor --explain ROW says more of one", len(x.Findings))
 }
 
 // changeRows accepts rows as they are, or removes them.
@@ -186,6 +170,9 @@ func (o *doctorOptions) changeRows(cmd *cobra.Command, a verify.Options, row fun
 				what, change, rows = "removed", x.Remove, o.remove
 			}
 			done, err := change(cmd.Context(), log, rows, o.reason)
+			if k := fault.Of(err); k == fault.Invalid || k == fault.Conflict || errors.Is(err, doctor.ErrNoRow) {
+				err = &command.StatusError{Status: command.StatusRefused, Err: err}
+			}
 			if err != nil {
 				return err
 			}

@@ -2,7 +2,6 @@ package auditlog
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -54,7 +53,7 @@ fetched but not yet put in order are in FILE.part.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !o.Named() && o.Server.URL == "" {
-				return errors.New("say which log: --data-dir or --store of a stopped server, or --url of a running one")
+				return command.UsageError("say which log: --data-dir or --store of a stopped server, or --url of a running one")
 			}
 			p := progress.New(cmd.ErrOrStderr(), o.progress)
 			defer p.End()

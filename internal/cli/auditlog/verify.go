@@ -2,7 +2,6 @@ package auditlog
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -43,8 +42,9 @@ func newAuditVerifyCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "verify (--data-dir DIR | --store URL | --file EXPORT | --url URL [--whole])",
 		Short: "Verify every entry, link and signature of an audit log",
-		Long: `Verify an audit log and exit with status 0 only if all of it holds; otherwise
-name the first bad sequence.
+		Long: `Verify an audit log, and name the first bad sequence if it does not hold. The
+exit status is 0 only if all of it holds, 1 if it does not, 3 if a server, a
+store or a file cannot be read, and 4 if the server refuses.
 
   --data-dir     the whole log of a data directory whose server is stopped, and
                  its rows: credentials, API keys and namespaces must be those of
@@ -93,7 +93,7 @@ as in audit.retention.archive.`,
 				a.To = *o.to
 			}
 			if o.to != nil && a.From > a.To {
-				return errors.New("--from must not be later than --to")
+				return command.UsageError("--from must not be later than --to")
 			}
 			// A verification makes much garbage and keeps little, so it trades memory for time.
 			defer debug.SetGCPercent(debug.SetGCPercent(400))
@@ -111,7 +111,7 @@ as in audit.retention.archive.`,
 					report, proven, err = o.verifier().VerifyServer(cmd.Context(), c, o.whole, a)
 				}
 			default:
-				return errors.New("at least one of the flags --data-dir, --store, --file and --url is needed: say which log")
+				return command.UsageError("say which log: --data-dir, --store, --file or --url")
 			}
 			if err != nil {
 				return err

@@ -74,18 +74,3 @@ func PrintJSON(out io.Writer, v any) error {
 	e.SetIndent("", "  ")
 	return e.Encode(v)
 }
-
-// StatusUsage is the status of a program that was called wrongly.
-const StatusUsage = 2
-
-// StatusError is an error with which the program ends with a status of its own.
-type StatusError struct {
-	Status int
-	Err    error
-}
-
-// Error implements error.
-func (e *StatusError) Error() string { return e.Err.Error() }
-
-// Unwrap implements the errors package's interface.
-func (e *StatusError) Unwrap() error { return e.Err }

@@ -1,7 +1,6 @@
 package command
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -46,13 +45,13 @@ func (r *Server) Client() (*client.V2, error) {
 	}
 	switch {
 	case r.URL == "":
-		return nil, errors.New("no server: set --url or LATTICEKEEP_URL")
+		return nil, UsageError("no server: set --url or LATTICEKEEP_URL")
 	case key == "":
-		return nil, errors.New("no API key: set --api-key-file or LATTICEKEEP_API_KEY")
+		return nil, UsageError("no API key: set --api-key-file or LATTICEKEEP_API_KEY")
 	}
 	c, err := client.New(r.URL, client.WithAPIKey(key))
 	if err != nil {
-		return nil, err
+		return nil, &StatusError{StatusUsage, err}
 	}
 	return c.V2, nil
 }

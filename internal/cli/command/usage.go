@@ -1,41 +1,51 @@
 package command
 
 import (
+	"errors"
 	"fmt"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 )
 
-// Strict makes cmd and the commands below it refuse what does not belong on a command line. A group
-// of commands refuses a command that it does not have, and prints its help without one.
+// Strict makes cmd and the commands below it refuse what does not belong on a command line, in this
+// program's words and with [StatusUsage]. A group of commands refuses a command that it does not
+// have, and prints its help without one.
 func Strict(cmd *cobra.Command) {
-	args := cmd.Args
+	args, run := checkArguments(cmd.Args), cmd.RunE
 	if !cmd.Runnable() {
 		cmd.DisableFlagsInUseLine = true
 		cmd.Use += " COMMAND"
-		cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
-		args = known
+		args, run = checkCommand, func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 	}
+	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return withHelp(cmd, flagError(err)) })
 	cmd.Args = func(cmd *cobra.Command, given []string) error {
 		err := args(cmd, given)
 		if err == nil {
-			err = checkNotEmpty(cmd)
+			err = checkFlags(cmd)
 		}
-		if err != nil {
-			return &StatusError{Status: StatusUsage, Err: err}
-		}
-		return nil
+		return withHelp(cmd, err)
 	}
+	cmd.RunE = func(cmd *cobra.Command, given []string) error { return withHelp(cmd, run(cmd, given)) }
 	for _, c := range cmd.Commands() {
 		Strict(c)
 	}
 }
 
-// known fails if a group of commands was given a command that it does not have.
-func known(cmd *cobra.Command, given []string) error {
+// withHelp adds to a usage error how to get help.
+func withHelp(cmd *cobra.Command, err error) error {
+	if err == nil || Status(err) != StatusUsage {
+		return err
+	}
+	return fmt.Errorf("%w; run \"%s --help\"", err, cmd.CommandPath())
+}
+
+// checkCommand fails if a group of commands was given a command that it does not have.
+func checkCommand(cmd *cobra.Command, given []string) error {
 	if len(given) == 0 {
 		return nil
 	}
@@ -44,7 +54,66 @@ func known(cmd *cobra.Command, given []string) error {
 	if names := cmd.SuggestionsFor(given[0]); len(names) > 0 {
 		alike = "; did you mean " + strings.Join(names, " or ") + "?"
 	}
-	return fmt.Errorf("%s has no command %q%s", cmd.CommandPath(), given[0], alike)
+	return UsageError(fmt.Sprintf("%s has no command %q%s", cmd.CommandPath(), given[0], alike))
+}
+
+// checkArguments says in our words what args says in cobra's.
+func checkArguments(args cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, given []string) error {
+		_, names, _ := strings.Cut(cmd.Use, " ")
+		switch {
+		case args(cmd, given) == nil:
+			return nil
+		case args(cmd, nil) == nil:
+			return UsageError(fmt.Sprintf("unexpected argument %q: %s takes flags only", given[0], cmd.CommandPath()))
+		}
+		return UsageError(fmt.Sprintf("%s needs %s, and was given %d arguments", cmd.CommandPath(), names, len(given)))
+	}
+}
+
+// checkFlags fails if a flag is empty or missing, or if two exclude each other.
+func checkFlags(cmd *cobra.Command) error {
+	err := checkNotEmpty(cmd)
+	if err == nil {
+		err = cmd.ValidateRequiredFlags()
+	}
+	if err == nil {
+		err = cmd.ValidateFlagGroups()
+	}
+	if err == nil {
+		return nil
+	}
+	text := err.Error()
+	switch listed := flagLists.FindAllStringSubmatch(text, -1); {
+	case strings.HasPrefix(text, "required flag"):
+		names := requiredFlags.FindAllStringSubmatch(text, -1)
+		if text = flagNames(names) + " is needed"; len(names) > 1 {
+			text = flagNames(names) + " are needed"
+		}
+	case strings.HasPrefix(text, "at least one"):
+		text = "one of " + flagNames(flagWords.FindAllStringSubmatch(listed[0][1], -1)) + " is needed"
+	case len(listed) == 2:
+		text = flagNames(flagWords.FindAllStringSubmatch(listed[1][1], -1)) + " exclude each other: give one of them"
+	}
+	return UsageError(text)
+}
+
+// Parts of cobra's messages about flags.
+var (
+	requiredFlags = regexp.MustCompile(`"([^"]+)"`)
+	flagLists     = regexp.MustCompile(`\[([^]]*)\]`)
+	flagWords     = regexp.MustCompile(`(\S+)`)
+)
+
+func flagNames(found [][]string) string {
+	var names []string
+	for _, f := range found {
+		names = append(names, "--"+f[1])
+	}
+	if n := len(names) - 1; n > 0 {
+		return strings.Join(names[:n], ", ") + " and " + names[n]
+	}
+	return strings.Join(names, "")
 }
 
 // checkNotEmpty fails if a flag was given without a value, for example from an unset variable. What
@@ -61,4 +130,27 @@ func checkNotEmpty(cmd *cobra.Command) (err error) {
 		}
 	})
 	return err
+}
+
+// flagError says in our words what pflag says about a flag.
+func flagError(err error) error {
+	var unknown *pflag.NotExistError
+	var missing *pflag.ValueRequiredError
+	var invalid *pflag.InvalidValueError
+	var parsed *strconv.NumError
+	text := err.Error()
+	switch {
+	case errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() == "":
+		text = fmt.Sprintf("there is no flag --%s", unknown.GetSpecifiedName())
+	case errors.As(err, &unknown):
+		text = fmt.Sprintf("there is no flag -%s", unknown.GetSpecifiedName())
+	case errors.As(err, &missing):
+		text = fmt.Sprintf("--%s needs a value", missing.GetFlag().Name)
+	case errors.As(err, &invalid):
+		text = fmt.Sprintf("--%s cannot be %q: %v", invalid.GetFlag().Name, invalid.GetValue(), invalid.Unwrap())
+		if errors.As(err, &parsed) {
+			text = fmt.Sprintf("--%s cannot be %q: it takes true or false", invalid.GetFlag().Name, invalid.GetValue())
+		}
+	}
+	return UsageError(text)
 }

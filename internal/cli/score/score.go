@@ -75,7 +75,7 @@ framework is met: controls that the log has no evidence for are listed as manual
 			case o.URL != "":
 				return o.ask(cmd)
 			default:
-				err = errors.New("say of which log: --file with an export, or --url of a running server")
+				err = command.UsageError("say of which log: --file with an export, or --url of a running server")
 			}
 			if err != nil {
 				return err
@@ -107,7 +107,7 @@ func (o *scoreOptions) derive(a verify.Options) (compliance.Assessment, error) {
 	}
 	catalogue := catalogues[compliance.Framework(o.framework)]
 	if catalogue == nil {
-		return compliance.Assessment{}, fmt.Errorf("there is no such framework: the frameworks are %s", frameworks())
+		return compliance.Assessment{}, command.UsageError("there is no such framework: the frameworks are " + frameworks())
 	}
 	f, done, err := export.OpenInput(nil, o.file)
 	if err != nil {
@@ -123,7 +123,7 @@ func (o *scoreOptions) derive(a verify.Options) (compliance.Assessment, error) {
 		return compliance.Assessment{}, fmt.Errorf("reading the export: %w", err)
 	}
 	if a.Tenant = one; !one && o.tenant == "" {
-		return compliance.Assessment{}, errors.New("the export is of the whole log: say with --tenant whose entries to judge")
+		return compliance.Assessment{}, command.UsageError("the export is of the whole log: say with --tenant whose entries to judge")
 	}
 	report, err := verify.Export(f, a)
 	if err != nil {

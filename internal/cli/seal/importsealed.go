@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/internal/cli/command"
 	"github.com/latticekeep/latticekeep/internal/sealedsecrets"
 	"github.com/latticekeep/latticekeep/internal/sealing"
 )
@@ -85,7 +86,7 @@ func (o *importOptions) run(ctx context.Context, files []string, stdin io.Reader
 		}
 	}
 	if used > 1 {
-		return errors.New("standard input can be read only once: use files for the others")
+		return command.UsageError("standard input can be read only once: use files for the others")
 	}
 	keys, err := o.oldKeys(stdin)
 	if err != nil {

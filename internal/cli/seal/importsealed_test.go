@@ -340,9 +340,9 @@ func TestImportSaysWhatItIsMissing(t *testing.T) {
 		args []string
 		want string
 	}{
-		{[]string{"--key", goldenDocument, input}, `required flag(s) "keys"`},
-		{[]string{"--keys", c.backup, input}, "at least one of the flags in the group [key url from-cluster]"},
-		{[]string{"--keys", c.backup, "--key", goldenDocument}, "requires at least 1 arg"},
+		{[]string{"--key", goldenDocument, input}, `--keys is needed`},
+		{[]string{"--keys", c.backup, input}, "one of --key, --url and --from-cluster is needed"},
+		{[]string{"--keys", c.backup, "--key", goldenDocument}, "needs FILE..."},
 		{[]string{"--keys", c.backup, "--key", goldenDocument, "--output=", input}, "--output is empty"},
 		{[]string{"--keys", "-", "--key", goldenDocument, "-"}, "standard input can be read only once"},
 		{[]string{"--keys", filepath.Join(dir, "none"), "--key", goldenDocument, input}, "no such file"},

@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/yaml"
 
+	"github.com/latticekeep/latticekeep/internal/cli/command"
 	"github.com/latticekeep/latticekeep/internal/config"
 	"github.com/latticekeep/latticekeep/internal/sealing"
 )
@@ -138,7 +139,7 @@ func (o *sealOptions) pinnedIdentity() (string, error) {
 func fetchDocument(ctx context.Context, server string) ([]byte, error) {
 	u, err := url.Parse(server)
 	if err != nil || u.Host == "" || (u.Scheme != "https" && u.Scheme != "http") {
-		return nil, errors.New("--url wants the server's URL, such as https://vault.example.com")
+		return nil, command.UsageError("--url wants the server's URL, such as https://vault.example.com")
 	}
 	if !strings.HasSuffix(u.Path, sealingKeyPath) {
 		u = u.JoinPath(sealingKeyPath)
@@ -153,7 +154,8 @@ func fetchDocument(ctx context.Context, server string) ([]byte, error) {
 	}
 	defer func() { _ = resp.Body.Close() }()
 	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("fetching sealing key: %s answered %s: check --url", u.Redacted(), resp.Status)
+		err := fmt.Errorf("fetching sealing key: %s answered %s: check --url", u.Redacted(), resp.Status)
+		return nil, &command.StatusError{Status: command.StatusOfHTTP(resp.StatusCode), Err: err}
 	}
 	// One byte more than allowed lets the parser detect that the document is too long.
 	b, err := io.ReadAll(io.LimitReader(resp.Body, sealing.MaxDocumentBytes+1))

@@ -4,7 +4,6 @@ package seal
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"path/filepath"
@@ -48,7 +47,7 @@ file ` + identityFile + ` ("identity: FINGERPRINT") in the folder of -f or --mer
 				return o.merge(cmd.Context(), cmd.Flags().Changed("scope"), cmd.InOrStdin(), cmd.OutOrStdout())
 			}
 			if o.credentialType == "" {
-				return errors.New(`required flag(s) "type" not set`)
+				return command.UsageError("--type is needed")
 			}
 			return o.run(cmd.Context(), cmd.InOrStdin(), cmd.OutOrStdout())
 		},
@@ -109,7 +108,7 @@ func (o *sealOptions) request(stdin io.Reader) (sealing.Request, error) {
 	}
 	add := func(key string, value []byte) error {
 		if _, twice := r.Values[key]; twice {
-			return fmt.Errorf("data key %q is given twice", key)
+			return command.UsageError(fmt.Sprintf("data key %q is given twice", key))
 		}
 		r.Values[key] = value
 		return nil
@@ -119,7 +118,7 @@ func (o *sealOptions) request(stdin io.Reader) (sealing.Request, error) {
 	read := func(path string) ([]byte, error) {
 		if path == "-" {
 			if stdinUsed {
-				return nil, errors.New("standard input can be read only once: use files for the other values")
+				return nil, command.UsageError("standard input can be read only once: use files for the other values")
 			}
 			stdinUsed = true
 		}
@@ -153,7 +152,7 @@ func (o *sealOptions) request(stdin io.Reader) (sealing.Request, error) {
 			key, path = filepath.Base(spec), spec
 		}
 		if !ok && path == "-" {
-			return r, errors.New("--from-file - needs a data key: --from-file KEY=-")
+			return r, command.UsageError("--from-file - needs a data key: --from-file KEY=-")
 		}
 		value, err := read(path)
 		if err != nil {
@@ -166,7 +165,7 @@ func (o *sealOptions) request(stdin io.Reader) (sealing.Request, error) {
 	for _, spec := range o.literals {
 		key, value, ok := strings.Cut(spec, "=")
 		if !ok {
-			return r, errors.New("--from-literal wants KEY=VALUE") // the argument is not quoted because it may be the value
+			return r, command.UsageError("--from-literal wants KEY=VALUE") // the argument is not quoted because it may be the value
 		}
 		if err := add(key, []byte(value)); err != nil {
 			return r, err

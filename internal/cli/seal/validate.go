@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/internal/cli/command"
 	"github.com/latticekeep/latticekeep/internal/sealing"
 )
 
@@ -46,7 +47,7 @@ func (o *validateOptions) run(stdin io.Reader, stdout, stderr io.Writer) error {
 	switch want.Scope {
 	case "", v1alpha1.ScopeStrict, v1alpha1.ScopeNamespace, v1alpha1.ScopeCluster:
 	default:
-		return errors.New("--scope is Strict, Namespace or Cluster")
+		return command.UsageError("--scope is Strict, Namespace or Cluster")
 	}
 	if o.keyFile != "" {
 		doc, err := readDocument(o.keyFile)

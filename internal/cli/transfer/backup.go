@@ -303,7 +303,8 @@ func fetch(ctx context.Context, w io.Writer, open func(context.Context) (io.Read
 		return nil, err
 	}
 	if parts.Statement() == nil {
-		return nil, errors.New("the backup ended before its signature: the server's log may say why")
+		err := errors.New("the backup ended before its signature: the server's log may say why")
+		return nil, &command.StatusError{Status: command.StatusUnreachable, Err: err}
 	}
 	return parts.Statement(), nil
 }

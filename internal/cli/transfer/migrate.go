@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/latticekeep/latticekeep/internal/audit/verify"
+	"github.com/latticekeep/latticekeep/internal/cli/command"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/offline"
@@ -60,7 +61,7 @@ servers serve it again. The copy is then useless.`,
 				return err
 			}
 			if o.to == "" {
-				return errors.New("say where to: --to")
+				return command.UsageError("say where to: --to")
 			}
 			p := progress.New(cmd.ErrOrStderr(), o.progress)
 			defer p.EndOf("rows copied")
@@ -98,7 +99,7 @@ func migrate(ctx context.Context, o migrateOptions, p *progress.Progress) (r mig
 		return migrated{}, err
 	}
 	if source.String() == target.String() {
-		return migrated{}, errors.New("--from and --to are the same store: name another one to move to")
+		return migrated{}, command.UsageError("--from and --to are the same store: name another one to move to")
 	}
 	from, err := offline.OpenExisting(ctx, source)
 	if err != nil {
