@@ -139,8 +139,11 @@ func TestEveryResponseHasItsHeaders(t *testing.T) {
 		for _, op := range operations(doc) {
 			for status, r := range op.Responses.Map() {
 				want := []string{"X-Request-ID", "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset"}
-				if status == "429" {
+				switch status {
+				case "429":
 					want = append(want, "Retry-After")
+				case "401":
+					want = append(want, "WWW-Authenticate")
 				}
 				for _, name := range want {
 					if h := r.Value.Headers[name]; h == nil || !h.Value.Required {

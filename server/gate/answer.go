@@ -76,8 +76,11 @@ func (v *Version) fail(c *gin.Context, err error) {
 		// The caller is gone or the time is up. A failure caused by that is not a defect.
 		code, details = http.StatusServiceUnavailable, fault.Unavailable.Error()
 	}
-	if isTooMany(code) {
+	switch {
+	case isTooMany(code):
 		v.retryAfter(c, err)
+	case code == http.StatusUnauthorized:
+		c.Writer.Header()["Www-Authenticate"] = challenges[v.scheme]
 	}
 	v.Write(c, code, v.envelope(Problem{
 		Code: code, Message: generic(code), Details: details,

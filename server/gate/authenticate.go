@@ -93,6 +93,14 @@ func (call *Call) Still(ctx context.Context, c *gin.Context) error {
 	return nil
 }
 
+// requireScope names the missing scope in the 403 of a known caller (RFC 6750 §3.1), unless the
+// operation belongs to the vault.
+func (call *Call) requireScope(scope authz.Scope) {
+	if scope != "" && !call.operation.vault && !call.Caller.Holds([]authz.Scope{scope}) {
+		call.answer.Set("WWW-Authenticate", fmt.Sprintf(`%s, error="insufficient_scope", scope="%s"`, bearerChallenge, scope))
+	}
+}
+
 // bearer returns the token of an Authorization header (RFC 6750 §2.1).
 func bearer(values []string) (string, bool) {
 	if len(values) != 1 {

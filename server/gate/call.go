@@ -67,6 +67,16 @@ const (
 	KeyOrUser               // v2: API key in X-API-Key, access or ServiceAccount token in Authorization, or access token in a cookie
 )
 
+// challenges are the values of WWW-Authenticate in a 401 of each scheme (RFC 9110 §11.6.1). They say
+// how to authenticate, and not what is wrong with a credential: the answer to one that is nearly
+// right is the same as to none. ApiKey is a scheme of our own.
+var challenges = map[Scheme][]string{
+	BearerKey: {bearerChallenge},
+	KeyOrUser: {bearerChallenge, `ApiKey realm="latticekeep", header="X-API-Key"`},
+}
+
+const bearerChallenge = `Bearer realm="latticekeep"`
+
 // Auth is which callers an operation admits.
 type Auth uint8
 
@@ -124,6 +134,7 @@ type operation struct {
 	body       *openapi3.Schema // nil if the operation takes no body
 	shape      *shape           // fast check for the body; nil if the schema is too complex
 	required   bool             // the body is required
+	vault      bool             // every 403 is one and the same, in body and headers
 }
 
 // Config configures a [Gate]. Identity, Guard and Now are required.

@@ -54,7 +54,7 @@ func (g *Gate) Version(d Definition) (*Version, error) {
 				return nil, fmt.Errorf("reading the contract of %s: operation %s is not implemented", d.Name, written.OperationID)
 			}
 			delete(left, written.OperationID)
-			op := &operation{Operation: known}
+			op := &operation{Operation: known, vault: slices.Contains(written.Tags, "vault")}
 			for _, p := range append(slices.Clone(item.Parameters), written.Parameters...) {
 				op.parameters = append(op.parameters, p.Value)
 			}

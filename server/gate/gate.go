@@ -177,10 +177,16 @@ func (call *Call) authorize(c *gin.Context) error {
 	case op.Action == "" || call.Caller.Kind == authz.Stranger:
 		return nil
 	}
+	scope, _ := authz.Required(op.Action)
 	if op.Recovers && call.gate.config.Guard.HaltedBy() != nil && call.Caller.Denies(op.Action) != "" {
+		call.requireScope(scope)
 		return fault.New(fault.Forbidden, "access denied") // a halted log takes no entry until a permitted caller succeeds
 	}
-	return call.gate.config.Guard.Authorize(c.Request.Context(), call.Caller.Principal, op.Action)
+	err := call.gate.config.Guard.Authorize(c.Request.Context(), call.Caller.Principal, op.Action)
+	if fault.Of(err) == fault.Forbidden {
+		call.requireScope(scope)
+	}
+	return err
 }
 
 // refuse records the denial of a known caller and returns refused.
