@@ -254,7 +254,10 @@ func (s *Server) observe(c *gin.Context) {
 	h.Set(gate.RequestIDHeader, id)
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Cache-Control", "no-store") // replaced by public answers
-	s.gate.ShowRate(c)                 // replaced once the request is counted
+	if !framedByLength(c.Request) {
+		h.Set("Connection", "close")
+	}
+	s.gate.ShowRate(c) // replaced once the request is counted
 	defer func() {
 		method, route, status := knownMethod(c.Request.Method), routeOf(c), c.Writer.Status()
 		took := s.config.Now().Sub(start)
@@ -283,6 +286,16 @@ func (s *Server) observe(c *gin.Context) {
 		s.config.Logger.LogAttrs(c.Request.Context(), level, "request", attrs...)
 	}()
 	c.Next()
+}
+
+// framedByLength reports whether only Content-Length can say where the request ends. A request that
+// also has Transfer-Encoding may end elsewhere for a proxy, which would take the rest for the next
+// request of somebody else, so the connection must end with the answer (RFC 9112 §6.1). net/http
+// removes one of the two headers before a handler runs. So this reports false for every chunked
+// request, and for every request of HTTP/1.0, where Transfer-Encoding is removed. Clients rarely send
+// either, and then only need a new connection.
+func framedByLength(r *http.Request) bool {
+	return len(r.TransferEncoding) == 0 && r.ProtoAtLeast(1, 1)
 }
 
 // firstShed reports whether this is the first request in its second that was refused because too
