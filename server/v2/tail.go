@@ -21,6 +21,7 @@ import (
 // These are the limits of tails. The log is read often enough that a revoked caller reads no entry
 // written a second later.
 const (
+	tailsOfCaller = 4 // so that no single key takes all places of its tenant
 	tailsOfTenant = 8
 	tailsOfAll    = 64
 
@@ -30,34 +31,44 @@ const (
 	tailLasts = 300                   // seconds, unless the caller asks for fewer
 )
 
-// tails counts the open tails.
+// tails counts the open tails of each tenant and of each caller.
 type tails struct {
 	mu  sync.Mutex
-	of  map[authz.TenantID]int
+	of  map[tailsOf]int
 	all int
 }
 
-// open takes a place; done releases it. Errors: fault.Exhausted if the tenant has too many tails,
-// fault.Unavailable if all tenants together have too many.
-func (t *tails) open(tenant authz.TenantID) (done func(), err error) {
+// tailsOf is a caller of a tenant, or, without a caller, the tenant.
+type tailsOf struct {
+	tenant authz.TenantID
+	caller string
+}
+
+// open takes a place; done releases it. Errors: fault.Exhausted if the caller or the tenant has too
+// many tails, fault.Unavailable if all tenants together have too many.
+func (t *tails) open(p authz.Principal) (done func(), err error) {
+	caller, tenant := tailsOf{p.Tenant, p.ID}, tailsOf{tenant: p.Tenant}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch {
-	case t.of[tenant] >= tailsOfTenant:
+	case t.of[caller] >= tailsOfCaller, t.of[tenant] >= tailsOfTenant:
 		return nil, fault.Exhausted
 	case t.all >= tailsOfAll:
 		return nil, fault.Unavailable
 	case t.of == nil:
-		t.of = make(map[authz.TenantID]int)
+		t.of = make(map[tailsOf]int)
 	}
+	t.of[caller]++
 	t.of[tenant]++
 	t.all++
 	return func() {
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		t.all--
-		if t.of[tenant]--; t.of[tenant] == 0 {
-			delete(t.of, tenant)
+		for _, of := range []tailsOf{caller, tenant} {
+			if t.of[of]--; t.of[of] == 0 {
+				delete(t.of, of)
+			}
 		}
 	}, nil
 }
@@ -66,7 +77,7 @@ func (t *tails) open(tenant authz.TenantID) (done func(), err error) {
 // the log, it looks up the caller again.
 func (a *auditAPI) TailAuditLog(c *gin.Context, params api.TailAuditLogParams) {
 	gate.Follow(c, "text/event-stream; charset=utf-8", func(ctx context.Context, call *gate.Call) (func(context.Context, io.Writer) error, error) {
-		done, err := a.tails.open(call.Principal().Tenant)
+		done, err := a.tails.open(call.Principal())
 		if err != nil {
 			return nil, cmp.Or(a.guard.RecordAttempt(ctx, call.Principal(), authz.ReadAudit, audit.Failure, "too_many_tails"), err)
 		}

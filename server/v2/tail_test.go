@@ -86,6 +86,14 @@ func (of *tail) next() (e told, ok bool) {
 	}
 }
 
+// drain reads until the tail ends. Its place is free by then.
+func (of *tail) drain() {
+	of.t.Helper()
+	for more := true; more; {
+		_, more = of.next()
+	}
+}
+
 // expect reads on until an event of a type.
 func (of *tail) expect(event string) told {
 	of.t.Helper()
@@ -194,20 +202,30 @@ func TestATailEndsWithItsCredential(t *testing.T) {
 	}
 }
 
-func TestATenantHasFewTailsOpen(t *testing.T) {
+// One caller leaves room for the others of its tenant, and a tenant for other tenants.
+func TestACallerAndATenantHaveFewTailsOpen(t *testing.T) {
 	s := newService(t)
+	user := s.Register("owner@example.org")
+	second, third := s.GrantKey(authz.AuditRead), s.GrantKey(authz.AuditRead)
 	var all []*tail
-	for range 8 {
-		of := s.tail(t, s.Key, "")
-		of.expect("AUDIT_READ")
-		all = append(all, of)
+	for _, key := range []string{s.Key, second} {
+		for range 4 {
+			of := s.tail(t, key, "")
+			of.expect("AUDIT_READ")
+			all = append(all, of)
+		}
+		if key == s.Key {
+			s.tail(t, third, "?wait=0").drain() // while the first key has all of its own
+		}
+		r := s.Get("/api/v2/audit/tail")
+		r.Message(t, http.StatusTooManyRequests)
+		if r.Header.Get("Retry-After") == "" {
+			t.Error("it is not told when to come again")
+		}
 	}
-	r := s.Get("/api/v2/audit/tail")
-	r.Message(t, http.StatusTooManyRequests)
-	if r.Header.Get("Retry-After") == "" {
-		t.Error("it is not told when to come again")
-	}
-	if e := s.Entries("outcome=failure"); len(e) != 1 || e[0]["attributes"].(map[string]any)["reason"] != "too_many_tails" {
+	s.Call(servertest.Request{Method: "GET", Path: "/api/v2/audit/tail", Key: third}).Message(t, http.StatusTooManyRequests) // for the tenant
+	tailAt(t, s.URL, http.Header{"Authorization": {"Bearer " + user.Access}}, "?wait=0").expect("AUDIT_READ")
+	if e := s.Entries("outcome=failure"); len(e) != 3 || e[0]["attributes"].(map[string]any)["reason"] != "too_many_tails" {
 		t.Error(e)
 	}
 	other := s.GrantKeyIn(s.TenantOf(s.Register("other@example.org")), authz.AuditRead)
@@ -237,9 +255,7 @@ func TestATailEndsWithTheServer(t *testing.T) {
 	of := tailAt(t, "http://"+l.Addr().String(), http.Header{"X-Api-Key": {s.Key}}, "")
 	of.expect("AUDIT_READ")
 	stop()
-	for more := true; more; {
-		_, more = of.next()
-	}
+	of.drain()
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
