@@ -79,6 +79,7 @@ var access = map[string]string{
 	"v2 createAPIKey":     "account:admin",
 	"v2 listAPIKeys":      "account:admin!",
 	"v2 revokeAPIKey":     "account:admin!",
+	"v2 approveAPIKey":    "user+account:admin",
 
 	"v2 listTenants":        "system:admin",
 	"v2 createTenant":       "system:admin",
@@ -103,6 +104,8 @@ var access = map[string]string{
 	"v2 getAuditEntry":     "audit:read!",
 	"v2 getReviews":        "audit:read!",
 	"v2 createReview":      "user+audit:read!",
+	"v2 getReviewNote":     "audit:read!",
+	"v2 eraseReviewNote":   "account:admin!",
 	"v2 tailAuditLog":      "audit:read!",
 	"v2 getCheckpoint":     "audit:read!",
 	"v2 proveInclusion":    "audit:read!",

@@ -355,10 +355,24 @@ func (o *tour) membersThrough(t *testing.T) {
 		t.Errorf("joined %+v, changed %+v", joined, changed)
 	}
 	waiting := answered(owner.V2.GetReviews(ctx))(t)
-	review := answered(owner.V2.CreateReview(ctx, v2.ReviewRequest{Subject: v2.ReviewSubjectDenials, From: &waiting.From, To: &waiting.To}))(t)
+	review := answered(owner.V2.CreateReview(ctx, v2.ReviewRequest{Subject: v2.ReviewSubjectDenials, From: &waiting.From, To: &waiting.To, Note: pointer("seen")}))(t)
 	if review.Sequence == 0 || review.Denials != waiting.Denials {
 		t.Errorf("%+v of %+v", review, waiting)
 	}
+	if note := answered(owner.V2.GetReviewNote(ctx, *review.NoteId))(t); note.Note != "seen" || len(note.Salt) != 32 {
+		t.Errorf("%+v", note)
+	}
+	succeeds(t, owner.V2.EraseReviewNote(ctx, *review.NoteId))
+	me := answered(owner.V2.GetAccount(ctx))(t)
+	asked := answered(o.connect(client.WithAPIKey(o.SystemKey())).V2.CreateTenantAPIKey(ctx, me.Tenant.TenantId, v2.CreateAPIKeyRequest{Name: "ops", Scopes: []v2.Scope{"vault:read"}}))(t)
+	if asked.Status != v2.APIKeyStatusPending {
+		t.Errorf("asked for %+v", asked)
+	}
+	if _, err := o.connect(client.WithAPIKey(asked.ApiKey)).V2.ListCredentials(ctx, nil); !errors.Is(err, client.ErrUnauthenticated) {
+		t.Errorf("a key that waits for approval: %v", err)
+	}
+	succeeds(t, owner.V2.ApproveAPIKey(ctx, asked.KeyId))
+	answered(o.connect(client.WithAPIKey(asked.ApiKey)).V2.ListCredentials(ctx, nil))(t)
 	list := answered(owner.V2.ListMembers(ctx))(t)
 	if len(list.Members) != 2 || len(list.Invitations) != 0 {
 		t.Errorf("members %+v", list)

@@ -32,7 +32,7 @@ var event = map[string]string{
 	"v2 getAccount": "ACCOUNT_READ", "v2 listSessions": "SESSION_LISTED", "v2 endSession": "SESSION_ENDED",
 	"v2 listMembers": "MEMBER_LISTED", "v2 inviteMember": "MEMBER_INVITED", "v2 changeMember": "MEMBER_CHANGED",
 	"v2 removeMember": "MEMBER_REMOVED", "v2 revokeInvitation": "INVITATION_REVOKED",
-	"v2 createAPIKey": "API_KEY_CREATED", "v2 listAPIKeys": "API_KEY_LISTED", "v2 revokeAPIKey": "API_KEY_REVOKED",
+	"v2 createAPIKey": "API_KEY_CREATED", "v2 approveAPIKey": "API_KEY_APPROVED", "v2 listAPIKeys": "API_KEY_LISTED", "v2 revokeAPIKey": "API_KEY_REVOKED",
 	"v2 listTenants": "TENANT_LISTED", "v2 createTenant": "TENANT_CREATED", "v2 activateTenant": "TENANT_ACTIVATED",
 	"v2 setTenantLimits": "TENANT_LIMITED", "v2 createTenantAPIKey": "API_KEY_CREATED", "v2 queryAuditLog": "AUDIT_READ",
 	"v2 getAuditEntry": "AUDIT_READ", "v2 tailAuditLog": "AUDIT_READ", "v2 listSealedCredentials": "CREDENTIAL_LISTED",
@@ -45,6 +45,7 @@ var event = map[string]string{
 	"v2 getComplianceScore": "COMPLIANCE_SCORED", "v2 getComplianceHistory": "COMPLIANCE_HISTORY_READ",
 	"v2 getComplianceReport": "COMPLIANCE_REPORTED", "v2 getInventory": "INVENTORY_READ",
 	"v2 getReviews": "AUDIT_READ", "v2 createReview": "DENIALS_ACKNOWLEDGED",
+	"v2 getReviewNote": "AUDIT_READ", "v2 eraseReviewNote": "REVIEW_NOTE_ERASED",
 }
 
 // leaves sends a request and fails the test unless it is answered with the
@@ -251,6 +252,10 @@ func TestEveryRefusalOfAServiceLeavesOneEntry(t *testing.T) {
 		{name: "v2 createAPIKey", body: object{"name": "\x00", "scopes": []string{"account:admin"}}, status: 422, reason: invalid},
 		{name: "v2 revokeAPIKey", id: authz.NewID("key"), status: 404, reason: "no_such_api_key"},
 		{name: "v2 revokeAPIKey", id: "x", status: 404, reason: "no_such_api_key"},
+		{name: "v2 approveAPIKey", id: "x", status: 404, reason: "no_such_api_key", bearer: w.owner.Access},
+		{name: "v2 approveAPIKey", id: authz.NewID("key"), status: 404, reason: "no_such_api_key", bearer: admin.Access},
+		{name: "v2 getReviewNote", id: "x", status: 404, reason: "no_such_note"},
+		{name: "v2 eraseReviewNote", id: strings.Repeat("0", 64), status: 404, reason: "no_such_note"},
 		{name: "v2 createTenant", body: object{"name": "\x00"}, status: 422, reason: invalid},
 		{name: "v2 activateTenant", id: authz.NewID("ten"), status: 404, reason: "no_such_tenant"},
 		{name: "v2 activateTenant", id: "system", status: 404, reason: "no_such_tenant"},

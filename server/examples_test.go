@@ -197,6 +197,16 @@ var examples = map[string]func(*world, operation) servertest.Request{
 		return w.send(o, k.ID, nil)
 	},
 
+	"v2 approveAPIKey": func(w *world, o operation) servertest.Request {
+		if _, u, err := w.Identity.Account(context.Background(), w.caller(w.owner)); err != nil || !u.EmailVerified {
+			w.verify(w.owner.Email)
+		}
+		k, _, err := w.Identity.CreateTenantAPIKey(context.Background(), w.system(), w.tenant,
+			identity.APIKeyRequest{Name: w.word, Scopes: []authz.Scope{authz.VaultRead}})
+		w.must(err)
+		return w.send(o, k.ID, nil)
+	},
+
 	"v2 listTenants":    example("?limit=100", nil),
 	"v2 createTenant":   func(w *world, o operation) servertest.Request { return w.send(o, "", object{"name": w.word}) },
 	"v2 activateTenant": func(w *world, o operation) servertest.Request { return w.send(o, w.newTenant(), nil) },
@@ -212,7 +222,9 @@ var examples = map[string]func(*world, operation) servertest.Request{
 		return w.send(o, fmt.Sprint(w.FirstEntryOf(w.tenant).Sequence), nil)
 	},
 	"v2 getReviews":            example("", nil),
-	"v2 createReview":          example("", object{"subject": "denials", "from": 1, "to": 1}),
+	"v2 createReview":          example("", object{"subject": "denials", "from": 1, "to": 1, "note": "nothing to see"}),
+	"v2 getReviewNote":         func(w *world, o operation) servertest.Request { return w.send(o, w.note(), nil) },
+	"v2 eraseReviewNote":       func(w *world, o operation) servertest.Request { return w.send(o, w.note(), nil) },
 	"v2 tailAuditLog":          example("?after=0&wait=0", nil),
 	"v2 listSealedCredentials": example("?limit=100", nil),
 	"v2 getSealingKey":         example("", nil),
@@ -460,6 +472,12 @@ func (w *world) member() string {
 	u, _, err := w.Identity.AcceptInvitation(context.Background(), nobody, w.TokenMailedTo(email, 1), secret.Bytes(w.password()))
 	w.must(err)
 	return u.ID
+}
+
+// note returns the id of the note of a new review.
+func (w *world) note() string {
+	return w.Call(servertest.Request{Method: "POST", Path: "/api/v2/audit/reviews", Bearer: w.owner.Access,
+		Body: servertest.Marshal(w.T, object{"subject": "inventory", "note": w.word})}).Want(w.T, http.StatusCreated)["note_id"].(string)
 }
 
 func (w *world) newTenant() string {

@@ -117,7 +117,8 @@ var mayReturn = map[string]string{
 	"v2 registerUser": "email name", "v2 acceptInvitation": "email name", "v2 getAccount": "email name",
 	"v2 listMembers": "email", "v2 inviteMember": "email", "v2 changeMember": "email",
 	"v2 createAPIKey": "name", "v2 listAPIKeys": "name", "v2 createTenantAPIKey": "name",
-	"v2 listTenants": "name", "v2 createTenant": "name", "v2 activateTenant": "name", "v2 setTenantLimits": "name",
+	"v2 getReviewNote": "note",
+	"v2 listTenants":   "name", "v2 createTenant": "name", "v2 activateTenant": "name", "v2 setTenantLimits": "name",
 	"v2 resealManifest": "sealed", "v2 checkManifest": "message", // with the data keys of the values
 }
 

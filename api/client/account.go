@@ -181,7 +181,13 @@ func (v *V2) SetTenantLimits(ctx context.Context, tenantID string, r v2.LimitTen
 	return do[v2.TenantAnswer](ctx, v.transport, put("/api/v2/system/tenants/{tenant_id}/limits", r, tenantID).repeatable())
 }
 
-// CreateTenantAPIKey creates an API key of another tenant.
+// ApproveAPIKey approves an API key that the operator made. Only an owner with a session may.
+func (v *V2) ApproveAPIKey(ctx context.Context, keyID string) error {
+	return v.transport.run(ctx, post("/api/v2/api-keys/{key_id}/approve", nil, keyID))
+}
+
+// CreateTenantAPIKey creates an API key of another tenant, which may wait for the approval of an
+// owner: see Status.
 func (v *V2) CreateTenantAPIKey(ctx context.Context, tenantID string, r v2.CreateAPIKeyRequest) (*v2.CreatedAPIKey, error) {
 	return do[v2.CreatedAPIKey](ctx, v.transport, post("/api/v2/system/tenants/{tenant_id}/api-keys", r, tenantID))
 }

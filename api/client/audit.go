@@ -64,6 +64,16 @@ func (v *V2) CreateReview(ctx context.Context, r v2.ReviewRequest) (*v2.Review, 
 	return do[v2.Review](ctx, v.transport, post("/api/v2/audit/reviews", r))
 }
 
+// GetReviewNote returns the note of a review.
+func (v *V2) GetReviewNote(ctx context.Context, noteID string) (*v2.ReviewNote, error) {
+	return do[v2.ReviewNote](ctx, v.transport, get("/api/v2/audit/review-notes/{note_id}", noteID))
+}
+
+// EraseReviewNote deletes the note of a review. The review stays.
+func (v *V2) EraseReviewNote(ctx context.Context, noteID string) error {
+	return v.transport.run(ctx, remove("/api/v2/audit/review-notes/{note_id}", noteID))
+}
+
 // TailAuditLog follows the tenant's own entries as they are written, until the server or ctx ends
 // the tail. The caller must close it. To continue later, open it again with LastEventID set to the
 // sequence that was read last.

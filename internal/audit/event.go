@@ -29,6 +29,7 @@ const (
 	TenantLimited          EventType = "TENANT_LIMITED"   // its rate limits were set
 	NamespaceMapped        EventType = "NAMESPACE_MAPPED" // a Kubernetes namespace belongs to the tenant
 	APIKeyCreated          EventType = "API_KEY_CREATED"
+	APIKeyApproved         EventType = "API_KEY_APPROVED" // an owner approved a key that the operator made; it works from now on
 	APIKeyListed           EventType = "API_KEY_LISTED"
 	APIKeyRevoked          EventType = "API_KEY_REVOKED"
 	CredentialSealed       EventType = "CREDENTIAL_SEALED" // a new credential, or a deleted one created again
@@ -84,6 +85,7 @@ const (
 	DenialsAcknowledged    EventType = "DENIALS_ACKNOWLEDGED" // a member looked at the denials and failures of a range of entries
 	AccessReviewed         EventType = "ACCESS_REVIEWED"      // a member looked at API keys and members
 	InventoryReviewed      EventType = "INVENTORY_REVIEWED"   // a member looked at the inventory
+	ReviewNoteErased       EventType = "REVIEW_NOTE_ERASED"   // the note of a review
 	RateLimited            EventType = "RATE_LIMITED"         // at most once per principal and minute
 	AccessRefused          EventType = "ACCESS_REFUSED"       // no principal; once per source and minute, at most 64 a minute, in the tenant system
 )
@@ -192,6 +194,13 @@ const (
 // AttributeTail is "true" in the entry that records the opening of a [reader.Tail]. The entry of a
 // single read has [attributeSequence] instead.
 const AttributeTail = "tail"
+
+// AttributeNote is a salted hash of the note of a review, and its id: hex of a SHA3-256. The note is
+// a row of its own, which can be erased.
+const AttributeNote = "note"
+
+// AttributePending is "true" in the entry of an API key that works only after an owner's approval.
+const AttributePending = "pending"
 
 // AttributeReviews is "true" in the entry of a member who asked what waits for a review.
 const AttributeReviews = "reviews"

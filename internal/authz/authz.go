@@ -177,8 +177,10 @@ const (
 	ReviewLog          Action = "review_log" // denials and failures
 	ReviewAccess       Action = "review_access"
 	ReviewInventory    Action = "review_inventory"
+	EraseReviewNote    Action = "erase_review_note"
 	CreateAPIKey       Action = "create_api_key"
 	ListAPIKeys        Action = "list_api_keys"
+	ApproveAPIKey      Action = "approve_api_key" // only an owner, which internal/identity checks
 	RevokeAPIKey       Action = "revoke_api_key"
 	InviteMember       Action = "invite_member"
 	ListMembers        Action = "list_members"
@@ -248,8 +250,10 @@ var rules = map[Action]rule{
 	ReviewLog:          {scope: AuditRead, user: true, trialed: true},
 	ReviewAccess:       {scope: AccountAdmin, user: true, trialed: true},
 	ReviewInventory:    {scope: ComplianceRead, user: true, trialed: true},
+	EraseReviewNote:    {scope: AccountAdmin, trialed: true},
 	CreateAPIKey:       {scope: AccountAdmin},
 	ListAPIKeys:        {scope: AccountAdmin, trialed: true},
+	ApproveAPIKey:      {scope: AccountAdmin, user: true},
 	RevokeAPIKey:       {scope: AccountAdmin, trialed: true},
 	InviteMember:       {scope: AccountAdmin},
 	ListMembers:        {scope: AccountAdmin, trialed: true},

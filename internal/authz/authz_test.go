@@ -18,6 +18,7 @@ var table = map[Action]string{
 	ReadScore: "compliance:read!", ReadScoreHistory: "compliance:read!", ReadReport: "compliance:read!", ReadInventory: "compliance:read!",
 	ExportAudit: "system:admin", AcceptRollback: "system:admin", ListKMSKeys: "system:admin", RewrapKeys: "system:admin", DestroyKMSKey: "system:admin",
 	ReviewLog: "audit:read+user!", ReviewAccess: "account:admin+user!", ReviewInventory: "compliance:read+user!",
+	EraseReviewNote: "account:admin!", ApproveAPIKey: "account:admin+user",
 	CreateAPIKey: "account:admin", ListAPIKeys: "account:admin!", RevokeAPIKey: "account:admin!",
 	InviteMember: "account:admin", ListMembers: "account:admin!", ChangeMember: "account:admin", RemoveMember: "account:admin!",
 	RevokeInvitation: "account:admin!",

@@ -53,6 +53,7 @@ var scopeOf = map[audit.EventType]authz.Scope{
 	audit.DataDecrypted: authz.CryptoDecrypt, audit.DataSigned: authz.CryptoSign,
 	audit.KeyCreated: authz.KeysWrite, audit.KeyRotated: authz.KeysWrite,
 	audit.APIKeyCreated: authz.AccountAdmin, audit.APIKeyListed: authz.AccountAdmin, audit.APIKeyRevoked: authz.AccountAdmin,
+	audit.APIKeyApproved: authz.AccountAdmin, audit.ReviewNoteErased: authz.AccountAdmin,
 	audit.MemberListed: authz.AccountAdmin, audit.MemberInvited: authz.AccountAdmin, audit.MemberChanged: authz.AccountAdmin,
 	audit.MemberRemoved: authz.AccountAdmin, audit.InvitationRevoked: authz.AccountAdmin,
 }
@@ -111,6 +112,11 @@ func (e *Evidence) account(a *audit.Entry, m mark) {
 		e.APIKeys[id] = &apiKey{
 			Created: m, User: a.Attributes[audit.AttributeUser],
 			Scopes: strings.Fields(a.Attributes[audit.AttributeScopes]), Expires: microsOf(a, audit.AttributeExpiresAt),
+		}
+	case audit.APIKeyApproved:
+		e.made(a)
+		if k := e.APIKeys[id]; k != nil {
+			k.User = a.Attributes[audit.AttributeUser]
 		}
 	case audit.APIKeyRevoked:
 		delete(e.APIKeys, id)

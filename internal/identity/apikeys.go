@@ -3,18 +3,39 @@ package identity
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/identity/apikey"
 	"github.com/latticekeep/latticekeep/internal/identity/records"
 	"github.com/latticekeep/latticekeep/internal/identity/tenant"
-	"github.com/latticekeep/latticekeep/internal/identity/token"
+	"github.com/latticekeep/latticekeep/internal/mail"
 	"github.com/latticekeep/latticekeep/internal/store"
+)
+
+// APIKey describes an API key, and APIKeyRequest asks for one.
+type (
+	APIKey        = apikey.Key
+	APIKeyRequest = apikey.Request
+)
+
+const maxAPIKeys = 1000 // per tenant
+
+var (
+	errScopesBeyond = fault.New(fault.Forbidden, "nobody gives an API key more than they hold: ask for fewer scopes")
+	errAPIKey       = fault.New(fault.NotFound, "there is no such API key: list the API keys for those there are")
+	errAPIKeys      = fault.New(fault.Conflict, "the tenant has 1000 API keys: revoke those that nobody uses")
+)
+
+// Reasons in audit entries.
+const (
+	reasonScopes         = "scopes_beyond_own"
+	reasonNoAPIKey       = "no_such_api_key"
+	reasonTooManyAPIKeys = "too_many_api_keys"
 )
 
 // apiKeys makes, lists and revokes API keys, and authenticates their callers.
@@ -22,8 +43,9 @@ type apiKeys struct {
 	*deps
 	tenants *tenant.Store
 	grants  *grants
-	cache   records.Cache[apiKeyRow]
-	used    lastUses
+	members *members
+	outbox  *mail.Outbox
+	used    apikey.LastUses
 }
 
 // CreateAPIKey makes an API key of p's tenant and returns it. The key cannot be read again. When p
@@ -35,7 +57,7 @@ func (s *apiKeys) CreateAPIKey(ctx context.Context, p authz.Principal, r APIKeyR
 	if err := s.guard.Admit(ctx, p, authz.CreateAPIKey); err != nil {
 		return APIKey{}, "", err
 	}
-	if err := r.check(); err != nil {
+	if err := r.Check(); err != nil {
 		return APIKey{}, "", err
 	}
 	if !p.Holds(r.Scopes) || !grantable(p.Tenant, r.Scopes) {
@@ -45,14 +67,15 @@ func (s *apiKeys) CreateAPIKey(ctx context.Context, p authz.Principal, r APIKeyR
 }
 
 // CreateTenantAPIKey makes an API key of any tenant for the deployment's operator, who may hold
-// fewer scopes than the key. Its entry is in that tenant's history and names p. Errors:
+// fewer scopes than the key. Its entry is in that tenant's history and names p. If the tenant has an
+// owner, the key is pending until an owner approves it, and each owner gets a mail. Errors:
 // fault.Invalid, fault.Forbidden, fault.NotFound, fault.Conflict for too many keys,
 // fault.Unavailable.
 func (s *apiKeys) CreateTenantAPIKey(ctx context.Context, p authz.Principal, id authz.TenantID, r APIKeyRequest) (APIKey, string, error) {
 	if err := s.guard.Admit(ctx, p, authz.CreateTenantAPIKey); err != nil {
 		return APIKey{}, "", err
 	}
-	if err := r.check(); err != nil {
+	if err := r.Check(); err != nil {
 		return APIKey{}, "", err
 	}
 	switch {
@@ -70,38 +93,153 @@ func grantable(tenant authz.TenantID, scopes []authz.Scope) bool {
 }
 
 func (s *apiKeys) createAPIKey(ctx context.Context, p authz.Principal, tenant authz.TenantID, r APIKeyRequest) (APIKey, string, error) {
-	k := s.grants.newAPIKey(tenant, p.ID, r)
-	expires := k.row.ExpiresAt
+	k := s.grants.apiKeys.New(tenant, p.ID, r)
+	made := k.Row
+	var asked []request
+	if tenant != p.Tenant {
+		var err error
+		if asked, err = s.askOwners(ctx, tenant); err != nil {
+			return APIKey{}, "", fmt.Errorf("creating an API key: %w", err)
+		}
+	}
 	err := s.rows.Commit(ctx, apiKeyEvent(audit.APIKeyCreated, p, ""), func(tx store.Tx, e *audit.Event) error {
+		k.Row = made // of a previous attempt at the transaction nothing stays
 		if err := s.tenants.Check(tx, tenant); err != nil {
 			return err
 		}
-		if tenant == p.Tenant { // for another tenant, no user answers for the key
+		if tenant != p.Tenant { // no user answers for the key yet
+			if err := s.request(tx, k, asked); err != nil {
+				return err
+			}
+		} else {
 			by, err := s.grants.grantor(tx, p, authz.CreateAPIKey)
 			if err != nil {
 				return err
 			}
-			if !by.Holds(k.row.Scopes) {
+			if !by.Holds(k.Row.Scopes) {
 				return records.Refuse(reasonScopes, errScopesBeyond)
 			}
-			k.row.User, k.row.ExpiresAt = by.user, by.bound(expires)
+			k.Row.User, k.Row.ExpiresAt = by.user, by.bound(made.ExpiresAt)
 		}
 		n := 0
-		err := tx.Scan(store.Prefix(apiKeysPrefix(tenant)), func(_, _ []byte) bool { n++; return true })
+		err := tx.Scan(store.Prefix(apikey.TenantKeys(tenant)), func(_, _ []byte) bool { n++; return true })
 		if err != nil {
 			return err
 		}
 		if n >= maxAPIKeys {
 			return records.Refuse(reasonTooManyAPIKeys, errAPIKeys)
 		}
-		e.Resource.ID, e.Attributes = k.row.ID, k.row.attributes()
+		e.Resource.ID, e.Attributes = k.Row.ID, k.Row.Attributes()
 		e.Principal.Tenant = tenant
-		return s.grants.putAPIKey(tx, k)
+		return s.grants.apiKeys.Put(tx, k)
 	})
 	if err != nil {
 		return APIKey{}, "", fmt.Errorf("creating an API key: %w", err)
 	}
-	return k.row.apiKey(time.Time{}), k.key, nil
+	if len(asked) > 0 {
+		s.outbox.Notify()
+	}
+	return k.Row.Key(time.Time{}), k.Secret, nil
+}
+
+// request is a mail that asks an owner for approval.
+type request struct {
+	owner string // address
+	post  *mail.Pending
+}
+
+// askOwners prepares a mail to each owner of a tenant.
+func (s *apiKeys) askOwners(ctx context.Context, tenant authz.TenantID) (asked []request, err error) {
+	var owners []string
+	err = s.store.View(ctx, func(r store.Reader) (err error) {
+		owners, err = s.members.owners(r, tenant)
+		return err
+	})
+	for _, address := range owners {
+		var post *mail.Pending
+		if post, err = s.outbox.Prepare(ctx, mail.Message{Kind: mail.ApproveAPIKey, To: address}); err != nil {
+			break
+		}
+		asked = append(asked, request{address, post})
+	}
+	return asked, err
+}
+
+// request makes a key of a tenant with owners pending, and stores the mails to them.
+func (s *apiKeys) request(tx store.Tx, k *apikey.Fresh, asked []request) error {
+	owners, err := s.members.owners(tx, k.Row.Tenant)
+	if err != nil {
+		return err
+	}
+	if !slices.EqualFunc(owners, asked, func(address string, r request) bool { return address == r.owner }) {
+		return records.Refuse(reasonOwnersChanged, errOwnersChanged)
+	}
+	if len(owners) > 0 {
+		k.Row.Requested, k.Row.Scopes = k.Row.Scopes, nil
+	}
+	for _, r := range asked {
+		if err := r.post.Put(tx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+var (
+	errOwnersChanged = fault.New(fault.Conflict, "the owners of the tenant have just changed: try again")
+	errNotOwner      = fault.New(fault.Forbidden, "only an owner of the tenant approves an API key that the operator made")
+	errNotPending    = fault.New(fault.Conflict, "this API key waits for no approval")
+)
+
+// Reasons in audit entries.
+const (
+	reasonOwnersChanged = "owners_changed"
+	reasonNotPending    = "not_pending"
+)
+
+// ApproveAPIKey lets a pending API key of p's tenant work. The user p, an owner, answers for it from
+// now on. Errors: fault.Forbidden for anybody else and for an owner whose address is not verified,
+// fault.NotFound, fault.Conflict for a key that is not pending, fault.Unavailable.
+func (s *apiKeys) ApproveAPIKey(ctx context.Context, p authz.Principal, id string) error {
+	if err := s.guard.Admit(ctx, p, authz.ApproveAPIKey); err != nil {
+		return err
+	}
+	e := apiKeyEvent(audit.APIKeyApproved, p, "")
+	if authz.ValidID(apikey.IDPrefix, id) {
+		e.Resource.ID = id
+	}
+	err := s.rows.Commit(ctx, e, func(tx store.Tx, e *audit.Event) error {
+		n := apikey.Name{Tenant: p.Tenant, ID: e.Resource.ID}
+		row, found, err := s.grants.apiKeys.Find(tx, n)
+		switch {
+		case err != nil:
+			return err
+		case !found:
+			return records.Refuse(reasonNoAPIKey, errAPIKey)
+		case !row.Pending():
+			return records.Refuse(reasonNotPending, errNotPending)
+		}
+		by, err := s.grants.grantor(tx, p, authz.ApproveAPIKey)
+		if err != nil {
+			return err
+		}
+		owns, err := s.members.owns(tx, p)
+		switch {
+		case err != nil:
+			return err
+		case !owns:
+			return records.Refuse(reasonRole, errNotOwner)
+		case !by.Holds(row.Requested):
+			return records.Refuse(reasonScopes, errScopesBeyond)
+		}
+		row.Scopes, row.Requested, row.User = row.Requested, nil, by.user
+		e.Attributes = row.Attributes()
+		return s.grants.apiKeys.Replace(tx, row)
+	})
+	if err != nil {
+		return fmt.Errorf("approving an API key: %w", err)
+	}
+	return nil
 }
 
 // APIKeys returns the API keys of p's tenant, oldest first, including expired ones. Errors:
@@ -112,17 +250,17 @@ func (s *apiKeys) APIKeys(ctx context.Context, p authz.Principal) ([]APIKey, err
 	if err := s.guard.Admit(ctx, p, authz.ListAPIKeys); err != nil {
 		return nil, err
 	}
-	unwritten := s.used.all() // read before the rows, so every use is in one of the two
+	unwritten := s.used.All() // read before the rows, so every use is in one of the two
 	var list []APIKey
 	err := s.store.View(ctx, func(r store.Reader) (err error) {
-		list, err = s.grants.apiKeysOf(r, p.Tenant)
+		list, err = s.grants.apiKeys.Of(r, p.Tenant)
 		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("listing API keys: %w", err)
 	}
 	for i, k := range list {
-		if used := unwritten[apiKeyName{k.Tenant, k.ID}]; used.After(k.LastUsedAt) {
+		if used := unwritten[apikey.Name{Tenant: k.Tenant, ID: k.ID}]; used.After(k.LastUsedAt) {
 			list[i].LastUsedAt = used
 		}
 	}
@@ -141,11 +279,11 @@ func (s *apiKeys) RevokeAPIKey(ctx context.Context, p authz.Principal, id string
 		return err
 	}
 	e := apiKeyEvent(audit.APIKeyRevoked, p, "")
-	if authz.ValidID(apiKeyIDPrefix, id) {
+	if authz.ValidID(apikey.IDPrefix, id) {
 		e.Resource.ID = id
 	}
 	err := s.rows.Commit(ctx, e, func(tx store.Tx, e *audit.Event) error {
-		found, err := s.grants.deleteAPIKey(tx, apiKeyName{p.Tenant, e.Resource.ID})
+		found, err := s.grants.apiKeys.Delete(tx, apikey.Name{Tenant: p.Tenant, ID: e.Resource.ID})
 		if err == nil && !found {
 			err = records.Refuse(reasonNoAPIKey, errAPIKey)
 		}
@@ -157,86 +295,26 @@ func (s *apiKeys) RevokeAPIKey(ctx context.Context, p authz.Principal, id string
 	return nil
 }
 
-// lastUses keeps the uses of API keys that are not written yet, because a commit for each request
-// costs more than most requests do. The zero value is ready.
-type lastUses struct {
-	mu sync.Mutex
-	at map[apiKeyName]time.Time
-}
-
-func (u *lastUses) note(n apiKeyName, now time.Time) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if u.at == nil {
-		u.at = make(map[apiKeyName]time.Time)
-	}
-	if now.After(u.at[n]) {
-		u.at[n] = now.UTC()
-	}
-}
-
-func (u *lastUses) all() map[apiKeyName]time.Time {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	return maps.Clone(u.at)
-}
-
-// written removes the uses up to the given times.
-func (u *lastUses) written(at map[apiKeyName]time.Time) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	maps.DeleteFunc(u.at, func(n apiKeyName, t time.Time) bool { return !t.After(at[n]) })
-}
-
 // FlushLastUsed writes when API keys were last used. It is called regularly and when the service
 // stops. A crash loses only the uses since the last call. Error: fault.Unavailable.
 func (s *apiKeys) FlushLastUsed(ctx context.Context) error {
-	uses := s.used.all()
-	if len(uses) == 0 {
-		return nil
-	}
-	err := s.store.Update(ctx, func(tx store.Tx) error {
-		for n, at := range uses {
-			b, err := tx.Get(apiKeyNameKey(n))
-			if err != nil {
-				return err
-			}
-			if b == nil {
-				continue // revoked since
-			}
-			var previous time.Time // a damaged row is overwritten
-			if _, err := s.rows.Get(tx, apiKeyUsedKey(n.ID), &previous); err == nil && !at.After(previous) {
-				continue // another replica's is newer
-			}
-			if err := s.rows.Put(tx, apiKeyUsedKey(n.ID), at); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	if err != nil {
+	if err := s.used.Flush(ctx, s.store, s.grants.apiKeys); err != nil {
 		return fmt.Errorf("writing last uses: %w", err)
 	}
-	s.used.written(uses)
 	return nil
 }
 
 // Authenticate returns the caller that an API key stands for. Errors: fault.Unauthenticated for a
-// malformed, unknown, revoked or expired key; fault.Unavailable.
-func (s *apiKeys) Authenticate(ctx context.Context, apiKey string) (Caller, error) {
-	raw := token.Parse(apiKeyPrefix, apiKey, apiKeyBytes)
-	if raw == nil {
-		return Caller{}, errUnauthenticated
-	}
+// malformed, unknown, pending, revoked or expired key; fault.Unavailable.
+func (s *apiKeys) Authenticate(ctx context.Context, secret string) (Caller, error) {
 	now := s.now()
-	hash := apiKeyKey(s.grants.apiKeyHash(raw))
-	var row apiKeyRow
+	var row apikey.Row
 	var tenant Tenant
 	err := s.store.View(ctx, func(r store.Reader) (err error) {
 		var found bool
-		if row, found, err = s.cache.Get(s.rows, r, hash); err != nil {
+		if row, found, err = s.grants.apiKeys.Lookup(r, secret); err != nil {
 			return err
-		} else if !found || row.expired(now) {
+		} else if !found || row.Pending() || row.Key(time.Time{}).Expired(now) {
 			return errUnauthenticated
 		}
 		tenant, err = s.tenants.Read(r, row.Tenant)
@@ -245,7 +323,7 @@ func (s *apiKeys) Authenticate(ctx context.Context, apiKey string) (Caller, erro
 	if err != nil {
 		return Caller{}, fmt.Errorf("looking up an API key: %w", err)
 	}
-	s.used.note(apiKeyName{row.Tenant, row.ID}, now)
+	s.used.Note(apikey.Name{Tenant: row.Tenant, ID: row.ID}, now)
 	return Caller{
 		Principal: authz.Principal{Tenant: row.Tenant, Kind: authz.APIKey, ID: row.ID, Scopes: row.Scopes, ReadOnly: tenant.ReadOnly(now)},
 		Limits:    tenant.Limits,

@@ -14,6 +14,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/envelope"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/identity/apikey"
 	"github.com/latticekeep/latticekeep/internal/identity/records"
 	"github.com/latticekeep/latticekeep/internal/identity/tenant"
 	"github.com/latticekeep/latticekeep/internal/keyring"
@@ -97,24 +98,24 @@ func (s *Service) FirstSystemKey(ctx context.Context, deliver func(key string) e
 		return err
 	}
 	p := authz.SystemPrincipal(authz.SystemTenant)
-	k := s.newAPIKey(p.Tenant, p.ID, APIKeyRequest{
+	k := s.grants.apiKeys.New(p.Tenant, p.ID, APIKeyRequest{
 		Name: "first system key", Scopes: []authz.Scope{authz.SystemAdmin, authz.AccountAdmin, authz.AuditRead},
 	})
-	if undelivered := deliver(k.key); undelivered != nil {
+	if undelivered := deliver(k.Secret); undelivered != nil {
 		// Replicas that start together deliver to one place, where all but the first fail.
 		if s.awaitOperated(ctx) {
 			return nil
 		}
 		return fmt.Errorf("delivering the first system key: %w", undelivered)
 	}
-	e := apiKeyEvent(audit.APIKeyCreated, p, k.row.ID)
-	e.Attributes = k.row.attributes()
+	e := apiKeyEvent(audit.APIKeyCreated, p, k.Row.ID)
+	e.Attributes = k.Row.Attributes()
 	now := s.now()
 	err := s.rows.Commit(ctx, e, func(tx store.Tx, _ *audit.Event) error {
 		if operated, err := s.operated(tx, now); err != nil || operated {
 			return cmp.Or(err, errOperated)
 		}
-		return s.putAPIKey(tx, k)
+		return s.grants.apiKeys.Put(tx, k)
 	})
 	if err != nil {
 		return fmt.Errorf("storing the first system key: %w", err)
@@ -127,11 +128,11 @@ var errOperated = fault.New(fault.Conflict, "another replica made the first syst
 
 // operated reports whether an unexpired key carries system:admin.
 func (s *Service) operated(r store.Reader, now time.Time) (bool, error) {
-	keys, err := s.apiKeysOf(r, authz.SystemTenant)
+	keys, err := s.grants.apiKeys.Of(r, authz.SystemTenant)
 	if err != nil {
 		return false, fmt.Errorf("reading the system's API keys: %w", err)
 	}
-	return slices.ContainsFunc(keys, func(k APIKey) bool { return slices.Contains(k.Scopes, authz.SystemAdmin) && !k.expired(now) }), nil
+	return slices.ContainsFunc(keys, func(k APIKey) bool { return slices.Contains(k.Scopes, authz.SystemAdmin) && !k.Expired(now) }), nil
 }
 
 func (s *Service) isOperated(ctx context.Context) (operated bool, err error) {
@@ -224,26 +225,26 @@ func (s *Service) Dev(ctx context.Context) (authz.TenantID, string, error) {
 		id = fresh.ID
 	}
 	p := authz.SystemPrincipal(id)
-	key := s.newAPIKey(id, p.ID, APIKeyRequest{Name: "dev", Scopes: authz.TenantScopes()})
+	key := s.grants.apiKeys.New(id, p.ID, APIKeyRequest{Name: "dev", Scopes: authz.TenantScopes()})
 	err = s.store.Update(ctx, func(tx store.Tx) error {
 		if fresh != nil {
 			if err := s.tenants.Put(tx, fresh); err != nil {
 				return err
 			}
-		} else if revoked, err := s.deleteAPIKey(tx, apiKeyName{id, row.KeyID}); err != nil {
+		} else if revoked, err := s.grants.apiKeys.Delete(tx, apikey.Name{Tenant: id, ID: row.KeyID}); err != nil {
 			return err
 		} else if revoked {
 			if _, err := s.guard.Append(tx, apiKeyEvent(audit.APIKeyRevoked, p, row.KeyID)); err != nil {
 				return err
 			}
 		}
-		e := apiKeyEvent(audit.APIKeyCreated, p, key.row.ID)
-		e.Attributes = key.row.attributes()
+		e := apiKeyEvent(audit.APIKeyCreated, p, key.Row.ID)
+		e.Attributes = key.Row.Attributes()
 		_, err := s.guard.Append(tx, e)
-		return errors.Join(err, s.putAPIKey(tx, key), s.rows.Put(tx, devKey, devRow{id, key.row.ID}))
+		return errors.Join(err, s.grants.apiKeys.Put(tx, key), s.rows.Put(tx, devKey, devRow{id, key.Row.ID}))
 	})
 	if err != nil {
 		return "", "", fmt.Errorf("making the development key: %w", err)
 	}
-	return id, key.key, nil
+	return id, key.Secret, nil
 }

@@ -33,6 +33,7 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit/guard"
+	"github.com/latticekeep/latticekeep/internal/identity/apikey"
 	"github.com/latticekeep/latticekeep/internal/identity/password"
 	"github.com/latticekeep/latticekeep/internal/identity/records"
 	"github.com/latticekeep/latticekeep/internal/identity/tenant"
@@ -68,16 +69,17 @@ func newParts(s store.Store, guard *guard.Guard, keys *keyring.Ring, now func() 
 	tenants := tenant.NewStore(s, guard, keys, rows, now)
 	administration := tenant.NewService(tenants)
 	sessions := &sessions{d, tenants, token.NewSigner(keys.TokenKey(), keys.ChainID(), now)}
-	grants := &grants{d, tickets}
+	grants := &grants{d, tickets, apikey.NewStore(rows, now)}
 	users := &users{
 		deps: d, tenants: tenants, sessions: sessions, tickets: tickets, grants: grants,
 		outbox: outbox, passwords: hashes,
 	}
+	members := &members{d, tenants, users, grants, tickets, outbox}
 	return &Service{
 		deps: d, Service: administration, tenants: tenants, sessions: sessions, grants: grants, users: users,
-		apiKeys:         &apiKeys{deps: d, tenants: tenants, grants: grants},
+		apiKeys:         &apiKeys{deps: d, tenants: tenants, grants: grants, members: members, outbox: outbox},
 		signIns:         &signIns{d, users, sessions, tickets, throttle.New(s, rows), outbox, hashes},
-		members:         &members{d, tenants, users, grants, tickets, outbox},
+		members:         members,
 		serviceAccounts: serviceAccounts{deps: d, tenants: tenants, namespaces: administration, sessions: sessions},
 		outbox:          outbox,
 	}

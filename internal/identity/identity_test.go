@@ -13,6 +13,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/identity/apikey"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/kms"
 	"github.com/latticekeep/latticekeep/internal/state"
@@ -123,7 +124,7 @@ func TestKeysAreStoredAsHashesOnly(t *testing.T) {
 	}
 	err = s.store.View(t.Context(), func(r store.Reader) error {
 		return r.Scan(store.Range{}, func(k, v []byte) bool {
-			if strings.Contains(string(k)+string(v), key[len(apiKeyPrefix):]) {
+			if strings.Contains(string(k)+string(v), key[len(apikey.Prefix):]) {
 				t.Errorf("the key lies under %q", k)
 			}
 			return true
@@ -141,8 +142,8 @@ func TestWhatIsNotAKeyIsRefusedAlike(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, bad := range []string{
-		"", "lk_live_", key + "a", key[:len(key)-1], strings.ToUpper(key), " " + key, key + "\n", key[len(apiKeyPrefix):],
-		"lk_test_" + key[len(apiKeyPrefix):], apiKeyPrefix + strings.Repeat("a", 52), key[:len(key)-1] + "7", strings.Repeat("x", 1<<20),
+		"", "lk_live_", key + "a", key[:len(key)-1], strings.ToUpper(key), " " + key, key + "\n", key[len(apikey.Prefix):],
+		"lk_test_" + key[len(apikey.Prefix):], apikey.Prefix + strings.Repeat("a", 52), key[:len(key)-1] + "7", strings.Repeat("x", 1<<20),
 	} {
 		if bad == key {
 			continue

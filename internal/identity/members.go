@@ -120,17 +120,38 @@ func (s *members) requireGrantable(r store.Reader, p authz.Principal, roles ...a
 		if role != authz.Owner {
 			continue
 		}
-		members, err := s.membersOf(r, p.Tenant)
+		owners, err := s.owners(r, p.Tenant)
 		if err != nil {
 			return err
 		}
-		owned := slices.ContainsFunc(members, member.owns)
-		self := slices.ContainsFunc(members, func(m member) bool { return m.owns() && p.Kind == authz.User && m.User == p.ID })
-		if owned && !self {
+		if owns, err := s.owns(r, p); err != nil {
+			return err
+		} else if len(owners) > 0 && !owns {
 			return records.Refuse(reasonRole, errRoleBeyond)
 		}
 	}
 	return nil
+}
+
+// owners returns the addresses of a tenant's owners.
+func (s *members) owners(r store.Reader, tenant authz.TenantID) (addresses []string, err error) {
+	members, err := s.membersOf(r, tenant)
+	for _, m := range members {
+		if m.owns() {
+			addresses = append(addresses, m.row.Email)
+		}
+	}
+	return addresses, err
+}
+
+// owns reports whether p is an owner of its tenant.
+func (s *members) owns(r store.Reader, p authz.Principal) (bool, error) {
+	var row userRow
+	if p.Kind != authz.User {
+		return false, nil
+	}
+	found, err := s.rows.Get(r, userKey(accountOf(p)), &row)
+	return found && row.Role == authz.Owner, err
 }
 
 // requireAnotherOwner refuses to remove or demote the last owner.

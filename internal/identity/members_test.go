@@ -25,9 +25,9 @@ func key(tenant authz.TenantID, scopes ...authz.Scope) authz.Principal {
 // key returns an API key that the operator made.
 func (f *people) key(tenant authz.TenantID, scopes ...authz.Scope) authz.Principal {
 	f.t.Helper()
-	k := f.newAPIKey(tenant, "test", APIKeyRequest{Name: "test", Scopes: scopes})
-	f.commit(func(tx store.Tx) error { return f.putAPIKey(tx, k) })
-	return authz.Principal{Tenant: tenant, Kind: authz.APIKey, ID: k.row.ID, Scopes: scopes}
+	k := f.grants.apiKeys.New(tenant, "test", APIKeyRequest{Name: "test", Scopes: scopes})
+	f.commit(func(tx store.Tx) error { return f.grants.apiKeys.Put(tx, k) })
+	return authz.Principal{Tenant: tenant, Kind: authz.APIKey, ID: k.Row.ID, Scopes: scopes}
 }
 
 func TestAnInvitedPersonBecomesAMember(t *testing.T) {

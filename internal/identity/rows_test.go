@@ -8,6 +8,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/identity/apikey"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
@@ -53,7 +54,7 @@ func testRowsThatDecideWhoIsWho(t *testing.T, s *Service) {
 		t.Errorf("a key of %s became one of %s: %v", tenant, p.Tenant, err)
 	}
 	rewrite("apikey/hash/", func([]byte) []byte { // no MAC
-		row, _ := json.Marshal(apiKeyRow{Tenant: other, Scopes: authz.TenantScopes()})
+		row, _ := json.Marshal(apikey.Row{Tenant: other, Scopes: authz.TenantScopes()})
 		return row
 	})
 	if _, err := s.Authenticate(t.Context(), key); !s.bound().isChanged(err) {

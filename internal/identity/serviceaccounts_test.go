@@ -10,6 +10,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/identity/apikey"
 	"github.com/latticekeep/latticekeep/internal/identity/tenant"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
@@ -80,7 +81,7 @@ func TestOnlyWhatCanBeAServiceAccountsTokenReachesTheCluster(t *testing.T) {
 		"a header with padding":   {"e30=.e30.AA", false},
 		"no header":               {".e30.AA", false},
 		"a number as algorithm":   {jws(`{"alg":1}`), false},
-		"an API key":              {apiKeyPrefix + strings.Repeat("a", 52), false},
+		"an API key":              {apikey.Prefix + strings.Repeat("a", 52), false},
 		"nothing":                 {"", false},
 	} {
 		s.UseCluster(nil, nil)

@@ -15,9 +15,8 @@ import (
 
 func TestATrialEndsInReadOnlyUntilItIsActivated(t *testing.T) {
 	f := newPeople(t)
-	u := f.register("ada@example.com")
-	_, secretKey, err := f.CreateTenantAPIKey(t.Context(), operator(), u.Tenant, APIKeyRequest{Name: "k", Scopes: []authz.Scope{authz.VaultWrite}})
-	must(t, err)
+	u := f.verified("ada@example.com")
+	_, secretKey, _ := f.newKey(u.Principal, 0, authz.VaultWrite)
 	session := f.signIn("ada@example.com", goodPassword)
 	check := func(status string, readOnly bool) {
 		t.Helper()
@@ -181,9 +180,8 @@ func TestATrialCannotBeProlongedInTheDatabase(t *testing.T) {
 
 func testATrialCannotBeProlongedInTheDatabase(t *testing.T, f *people) {
 	active, _ := f.newTenantOf("Example Ltd")
-	u := f.register("ada@example.com")
-	_, secretKey, err := f.CreateTenantAPIKey(t.Context(), operator(), u.Tenant, APIKeyRequest{Name: "k", Scopes: []authz.Scope{authz.VaultWrite}})
-	must(t, err)
+	u := f.verified("ada@example.com")
+	_, secretKey, _ := f.newKey(u.Principal, 0, authz.VaultWrite)
 	for name, row := range map[string]string{
 		"another tenant's": f.rows("tenant/" + string(active))["tenant/"+string(active)],
 		"without a MAC":    `{"created_at":"2026-01-01T00:00:00Z"}`,

@@ -9,6 +9,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/identity/apikey"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
@@ -66,7 +67,7 @@ func decodeUnverified(value []byte, row any) bool {
 
 // compareAPIKeys calls fault for every API key whose rows contradict the report or each other.
 func compareAPIKeys(ctx context.Context, s store.Store, report verify.Report, fault func(key []byte, sequence uint64, format string, args ...any)) error {
-	exists := func(key []byte, n apiKeyName) (sequence uint64, ok bool) {
+	exists := func(key []byte, n apikey.Name) (sequence uint64, ok bool) {
 		state, known := report.APIKeys[audit.APIKeyName(n)]
 		switch {
 		case !known:
@@ -77,10 +78,10 @@ func compareAPIKeys(ctx context.Context, s store.Store, report verify.Report, fa
 		return state.Sequence, known && !state.Revoked
 	}
 	const list = "apikey/tenant/"
-	hashes := make(map[apiKeyName]string) // of the keys in the lists, until their other row is read
+	hashes := make(map[apikey.Name]string) // of the keys in the lists, until their other row is read
 	err := audit.ScanAll(ctx, s, store.Prefix([]byte(list)), func(key, value []byte) error {
 		tenant, id, _ := strings.Cut(strings.TrimPrefix(string(key), list), "/")
-		n := apiKeyName{authz.TenantID(tenant), id}
+		n := apikey.Name{Tenant: authz.TenantID(tenant), ID: id}
 		if sequence, ok := exists(key, n); ok {
 			var hash string
 			if !decodeUnverified(value, &hash) {
@@ -94,17 +95,17 @@ func compareAPIKeys(ctx context.Context, s store.Store, report verify.Report, fa
 		return fmt.Errorf("reading the lists of API keys: %w", err)
 	}
 	err = audit.ScanAll(ctx, s, store.Prefix([]byte("apikey/hash/")), func(key, value []byte) error {
-		var row apiKeyRow
+		var row apikey.Row
 		if !decodeUnverified(value, &row) {
 			fault(key, report.Sequence, "the row of an API key under its hash is damaged")
 			return nil
 		}
-		n := apiKeyName{row.Tenant, row.ID}
+		n := apikey.Name{Tenant: row.Tenant, ID: row.ID}
 		sequence, ok := exists(key, n)
 		hash, listed := hashes[n]
 		switch {
 		case !ok:
-		case !listed || string(apiKeyKey(hash)) != string(key):
+		case !listed || string(apikey.HashKey(hash)) != string(key):
 			fault(key, sequence, "API key %s of tenant %s authenticates and is not in the list of its tenant", n.ID, n.Tenant)
 		default:
 			delete(hashes, n)
@@ -115,7 +116,7 @@ func compareAPIKeys(ctx context.Context, s store.Store, report verify.Report, fa
 		return fmt.Errorf("reading API keys: %w", err)
 	}
 	for n, hash := range hashes {
-		fault(apiKeyKey(hash), report.APIKeys[audit.APIKeyName(n)].Sequence, "API key %s of tenant %s is in the list of its tenant and has no row under its hash", n.ID, n.Tenant)
+		fault(apikey.HashKey(hash), report.APIKeys[audit.APIKeyName(n)].Sequence, "API key %s of tenant %s is in the list of its tenant and has no row under its hash", n.ID, n.Tenant)
 	}
 	return nil
 }

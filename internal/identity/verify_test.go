@@ -8,6 +8,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/identity/apikey"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
@@ -60,7 +61,7 @@ func TestRowsThatTheLogContradictsAreReported(t *testing.T) {
 	}
 	listed, hashed := rowOf("apikey/tenant/"), rowOf("apikey/hash/")
 	mapped := "namespace/cluster/mapped"
-	made := string(apiKeyNameKey(apiKeyName{dev, authz.NewID(apiKeyIDPrefix)}))
+	made := string(apikey.NameKey(apikey.Name{Tenant: dev, ID: authz.NewID(apikey.IDPrefix)}))
 	whole := read(mapped)
 	for name, c := range map[string]struct {
 		key   string

@@ -11,12 +11,13 @@ import (
 // Kind is the subject matter of a mail.
 type Kind string
 
-// The kinds. All but the last carry a token.
+// The kinds. The last two carry no token.
 const (
 	VerifyEmail     Kind = "verify_email"
 	ResetPassword   Kind = "reset_password"
 	Invite          Kind = "invite"
 	PasswordChanged Kind = "password_changed"
+	ApproveAPIKey   Kind = "approve_api_key"
 )
 
 // Message is a mail before it is rendered. [Outbox.Run] drops a message without To. In this way a
@@ -39,10 +40,10 @@ type stored struct {
 type template struct {
 	subject string
 	lasts   time.Duration // how long the token is valid; an older mail is not sent
-	page    string        // page of the dashboard that reads the token from the fragment; empty for none
-	path    string        // endpoint that takes the token
+	page    string        // page of the dashboard, which reads the token from the fragment; empty for none
+	path    string        // endpoint that takes the token; empty for none
 	body    string        // request to the endpoint, with %s for the token
-	text    string        // has %s for the link, if there is a page, and %s for the command; both end with a newline
+	text    string        // has %s for the link, if there is a page, and %s for the command, if there is an endpoint; both end with a newline
 }
 
 // maxAge is how long delivery of a mail is retried.
@@ -113,6 +114,19 @@ whoever runs your account:
 
 %s`,
 	},
+	ApproveAPIKey: {
+		subject: "An API key waits for your approval",
+		lasts:   maxAge,
+		page:    "/settings/api-keys",
+		text: `The operator of latticekeep made an API key in your tenant. It opens nothing
+until an owner of the tenant approves it. You are one. What the key may do, and
+who made it, is on this page:
+
+%s
+Approve it there if you know what it is for. Otherwise revoke it, and ask whoever
+runs latticekeep.
+`,
+	},
 }
 
 // render writes a mail. The link has the token after the #, which browsers send to no server, and
@@ -126,9 +140,15 @@ func render(id string, m stored, o Options) Envelope {
 	}
 	var parts []any
 	if t.page != "" {
-		parts = append(parts, fmt.Sprintf("  %s%s#token=%s\n", base, t.page, m.Token))
+		fragment := ""
+		if m.Token != "" {
+			fragment = "#token=" + m.Token
+		}
+		parts = append(parts, fmt.Sprintf("  %s%s%s\n", base, t.page, fragment))
 	}
-	parts = append(parts, fmt.Sprintf("  curl -s %s%s \\\n    -H 'Content-Type: application/json' \\\n    -d '%s'\n", base, t.path, body))
+	if t.path != "" {
+		parts = append(parts, fmt.Sprintf("  curl -s %s%s \\\n    -H 'Content-Type: application/json' \\\n    -d '%s'\n", base, t.path, body))
+	}
 	return Envelope{ID: id, From: o.From, To: m.To, Subject: t.subject, Text: fmt.Sprintf(t.text, parts...), Date: m.CreatedAt}
 }
 

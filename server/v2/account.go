@@ -3,6 +3,7 @@ package v2
 import (
 	"context"
 	"net/http"
+	"time"
 
 	"github.com/gin-gonic/gin"
 	"github.com/oapi-codegen/runtime/types"
@@ -101,12 +102,33 @@ func apiKeyRequest(body api.CreateAPIKeyRequest) identity.APIKeyRequest {
 func createdAPIKey(k identity.APIKey, key string) api.CreatedAPIKey {
 	answer := api.CreatedAPIKey{
 		Success: true, ApiKey: key, KeyId: k.ID, Name: k.Name, Scopes: scopes(k.Scopes), CreatedAt: k.CreatedAt.UTC(),
+		Status: status(k, k.CreatedAt),
 	}
 	if !k.ExpiresAt.IsZero() {
 		expires := k.ExpiresAt.UTC()
 		answer.ExpiresAt = &expires
 	}
 	return answer
+}
+
+func status(k identity.APIKey, now time.Time) api.APIKeyStatus {
+	switch {
+	case !k.ExpiresAt.IsZero() && !now.Before(k.ExpiresAt):
+		return api.APIKeyStatusExpired
+	case k.Pending:
+		return api.APIKeyStatusPending
+	}
+	return api.APIKeyStatusActive
+}
+
+// ApproveAPIKey lets a key work that the operator made.
+func (a *accountAPI) ApproveAPIKey(c *gin.Context, id string) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		if err := a.identity.ApproveAPIKey(ctx, call.Principal(), id); err != nil {
+			return nil, err
+		}
+		return api.ApprovedAPIKey{Success: true, KeyId: id}, nil
+	})
 }
 
 // CreateAPIKey returns the key itself, only this once.
@@ -133,12 +155,8 @@ func (a *accountAPI) ListAPIKeys(c *gin.Context) {
 		}
 		answer := api.APIKeyList{Success: true, ApiKeys: make([]api.APIKey, len(keys))}
 		for i, k := range keys {
-			status := api.APIKeyStatusActive
-			if !k.ExpiresAt.IsZero() && !a.now().Before(k.ExpiresAt) {
-				status = api.APIKeyStatusExpired
-			}
 			answer.ApiKeys[i] = api.APIKey{
-				KeyId: k.ID, Name: k.Name, Scopes: scopes(k.Scopes), Status: status, CreatedBy: k.CreatedBy, CreatedAt: k.CreatedAt.UTC(),
+				KeyId: k.ID, Name: k.Name, Scopes: scopes(k.Scopes), Status: status(k, a.now()), CreatedBy: k.CreatedBy, CreatedAt: k.CreatedAt.UTC(),
 			}
 			if !k.ExpiresAt.IsZero() {
 				expires := k.ExpiresAt.UTC()

@@ -230,22 +230,44 @@ func (a *complianceAPI) CreateReview(c *gin.Context) {
 		case body.Subject != api.ReviewSubjectDenials && (body.From != nil || body.To != nil):
 			return nil, errRangeExtra
 		}
+		note := gate.Value(body.Note)
 		var r assessor.Review
 		var err error
 		switch body.Subject {
 		case api.ReviewSubjectDenials:
-			r, err = a.compliance.Acknowledge(ctx, call.Principal(), uint64(*body.From), uint64(*body.To))
+			r, err = a.compliance.Acknowledge(ctx, call.Principal(), uint64(*body.From), uint64(*body.To), note)
 		case api.ReviewSubjectAccess:
-			r, err = a.compliance.ReviewAccess(ctx, call.Principal())
+			r, err = a.compliance.ReviewAccess(ctx, call.Principal(), note)
 		default:
-			r, err = a.compliance.ReviewInventory(ctx, call.Principal())
+			r, err = a.compliance.ReviewInventory(ctx, call.Principal(), note)
 		}
 		if err != nil {
 			return nil, err
 		}
 		return api.Review{
-			Success: true, Sequence: int64(r.Sequence), Subject: body.Subject, Count: r.Count, Digest: r.Digest,
+			Success: true, Sequence: int64(r.Sequence), Subject: body.Subject, Count: r.Count, Digest: r.Digest, NoteId: optional(r.Note),
 			Denials: r.Denials, Failures: r.Failures, OwnDenials: r.Own.Denials, OwnFailures: r.Own.Failures,
 		}, nil
+	})
+}
+
+// GetReviewNote returns the note of a review.
+func (a *complianceAPI) GetReviewNote(c *gin.Context, id string) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		n, err := a.compliance.Note(ctx, call.Principal(), id)
+		if err != nil {
+			return nil, err
+		}
+		return api.ReviewNote{Success: true, Note: n.Text, Salt: n.Salt}, nil
+	})
+}
+
+// EraseReviewNote deletes the note of a review.
+func (a *complianceAPI) EraseReviewNote(c *gin.Context, id string) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		if err := a.compliance.EraseNote(ctx, call.Principal(), id); err != nil {
+			return nil, err
+		}
+		return api.ErasedReviewNote{Success: true, NoteId: id}, nil
 	})
 }

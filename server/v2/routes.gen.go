@@ -23,6 +23,9 @@ type ServerInterface interface {
 	// RevokeAPIKey Revoke an API key
 	// (DELETE /api/v2/api-keys/{key_id})
 	RevokeAPIKey(c *gin.Context, keyId string)
+	// ApproveAPIKey Approve an API key that the operator made
+	// (POST /api/v2/api-keys/{key_id}/approve)
+	ApproveAPIKey(c *gin.Context, keyId string)
 	// GetCheckpoint The newest checkpoint
 	// (GET /api/v2/audit/checkpoint)
 	GetCheckpoint(c *gin.Context)
@@ -41,6 +44,12 @@ type ServerInterface interface {
 	// GetAuditPublicKey The key that signs the log
 	// (GET /api/v2/audit/public-key)
 	GetAuditPublicKey(c *gin.Context)
+	// EraseReviewNote Erase the note of a review
+	// (DELETE /api/v2/audit/review-notes/{note_id})
+	EraseReviewNote(c *gin.Context, noteId string)
+	// GetReviewNote Read the note of a review
+	// (GET /api/v2/audit/review-notes/{note_id})
+	GetReviewNote(c *gin.Context, noteId string)
 	// GetReviews What waits for a review
 	// (GET /api/v2/audit/reviews)
 	GetReviews(c *gin.Context)
@@ -310,6 +319,31 @@ func (siw *ServerInterfaceWrapper) RevokeAPIKey(c *gin.Context) {
 	siw.Handler.RevokeAPIKey(c, keyId)
 }
 
+// ApproveAPIKey operation middleware
+func (siw *ServerInterfaceWrapper) ApproveAPIKey(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "key_id" -------------
+	var keyId string
+
+	err = runtime.BindStyledParameterWithOptions("simple", "key_id", c.Param("key_id"), &keyId, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter key_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ApproveAPIKey(c, keyId)
+}
+
 // GetCheckpoint operation middleware
 func (siw *ServerInterfaceWrapper) GetCheckpoint(c *gin.Context) {
 
@@ -520,6 +554,56 @@ func (siw *ServerInterfaceWrapper) GetAuditPublicKey(c *gin.Context) {
 	}
 
 	siw.Handler.GetAuditPublicKey(c)
+}
+
+// EraseReviewNote operation middleware
+func (siw *ServerInterfaceWrapper) EraseReviewNote(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "note_id" -------------
+	var noteId string
+
+	err = runtime.BindStyledParameterWithOptions("simple", "note_id", c.Param("note_id"), &noteId, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter note_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.EraseReviewNote(c, noteId)
+}
+
+// GetReviewNote operation middleware
+func (siw *ServerInterfaceWrapper) GetReviewNote(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "note_id" -------------
+	var noteId string
+
+	err = runtime.BindStyledParameterWithOptions("simple", "note_id", c.Param("note_id"), &noteId, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter note_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.GetReviewNote(c, noteId)
 }
 
 // GetReviews operation middleware
@@ -2079,6 +2163,7 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.GET(options.BaseURL+"/api/v2/api-keys", wrapper.ListAPIKeys)
 	router.POST(options.BaseURL+"/api/v2/api-keys", wrapper.CreateAPIKey)
 	router.DELETE(options.BaseURL+"/api/v2/api-keys/:key_id", wrapper.RevokeAPIKey)
+	router.POST(options.BaseURL+"/api/v2/api-keys/:key_id/approve", wrapper.ApproveAPIKey)
 	router.GET(options.BaseURL+"/api/v2/system/tenants", wrapper.ListTenants)
 	router.POST(options.BaseURL+"/api/v2/system/tenants", wrapper.CreateTenant)
 	router.POST(options.BaseURL+"/api/v2/system/tenants/:tenant_id/activate", wrapper.ActivateTenant)
@@ -2095,6 +2180,8 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.GET(options.BaseURL+"/api/v2/audit/logs", wrapper.QueryAuditLog)
 	router.GET(options.BaseURL+"/api/v2/audit/reviews", wrapper.GetReviews)
 	router.POST(options.BaseURL+"/api/v2/audit/reviews", wrapper.CreateReview)
+	router.DELETE(options.BaseURL+"/api/v2/audit/review-notes/:note_id", wrapper.EraseReviewNote)
+	router.GET(options.BaseURL+"/api/v2/audit/review-notes/:note_id", wrapper.GetReviewNote)
 	router.GET(options.BaseURL+"/api/v2/audit/entries/:sequence", wrapper.GetAuditEntry)
 	router.GET(options.BaseURL+"/api/v2/audit/tail", wrapper.TailAuditLog)
 	router.GET(options.BaseURL+"/api/v2/audit/checkpoint", wrapper.GetCheckpoint)

@@ -133,14 +133,15 @@ func (p *party) review() {
 		Body: servertest.Marshal(p.T, object{"subject": "denials", "from": waiting["from"], "to": waiting["to"]})})
 }
 
-// careless is one whose owner never verified the address, to which the operator
-// gave a key of all scopes that does not end and another that nobody uses.
+// careless is one whose owner makes a key of all scopes that does not end and another that nobody
+// uses.
 func careless(s *service) *party {
 	s.T.Helper()
 	p := newParty(s, "careless")
+	body := servertest.Marshal(s.T, object{"token": s.TokenMailedTo(p.owner.Email, 1)})
+	s.Call(servertest.Request{Method: "POST", Path: "/api/v2/auth/verify-email", Body: body}).Want(s.T, http.StatusOK)
 	for _, name := range []string{"spare", "everything"} {
-		made := s.Call(servertest.Request{Method: "POST", Path: "/api/v2/system/tenants/" + p.tenant + "/api-keys", Key: s.SystemKey(),
-			Body: servertest.Marshal(s.T, object{"name": name, "scopes": strings.Fields(servertest.EveryScope)})}).Want(s.T, http.StatusCreated)
+		made := p.do("POST", "/api/v2/api-keys", object{"name": name, "scopes": strings.Fields(servertest.EveryScope)})
 		p.machine, p.machineID = made["api_key"].(string), made["key_id"].(string)
 	}
 	p.credential = p.run("POST", "/api/v2/vault/seal", object{
@@ -153,13 +154,13 @@ func careless(s *service) *party {
 // to be done, and failed the controls of each framework that it then fails. Both
 // are written out on their own, from the text of the controls: a change in the
 // catalogues must be a change here.
-var neglected = []string{"access_reviewed", "api_keys_bounded", "api_keys_rotated", "api_keys_used", "credentials_current", "credentials_renewed", "denials_reviewed", "disposal_timely", "duties_separated", "email_verified", "failures_reviewed", "inventory_reviewed", "keys_rotated", "least_privilege", "log_reviewed", "members_active", "sign_in_failures_handled", "values_rotated"}
+var neglected = []string{"access_reviewed", "api_keys_bounded", "api_keys_rotated", "api_keys_used", "credentials_current", "credentials_renewed", "denials_reviewed", "disposal_timely", "duties_separated", "failures_reviewed", "inventory_reviewed", "keys_rotated", "least_privilege", "log_reviewed", "members_active", "sign_in_failures_handled", "values_rotated"}
 
 var failed = map[string]string{
-	"soc2":        "CC6.1; CC6.2; CC6.3; CC6.6; CC7.2; CC7.3; CC7.4; C1.2",
+	"soc2":        "CC6.1; CC6.3; CC6.6; CC7.2; CC7.3; CC7.4; C1.2",
 	"iso27001":    "5.15; 5.16; 5.17; 5.18; 8.2; 8.3; 8.5; 8.10; 8.16; 8.24",
 	"pci_dss":     "3.6.1.1; 3.7.4; 3.7.5; 4.2.1.1; 7.2.1; 7.2.4; 7.2.5; 8.3.4; 8.6.3; 10.4.1.1; 10.7.2; 12.3.3",
-	"hipaa":       "164.308(a)(1)(ii)(D); 164.308(a)(3)(ii)(C); 164.308(a)(4); 164.308(a)(5)(ii)(C); 164.308(a)(5)(ii)(D); 164.308(a)(6)(ii); 164.312(a)(2)(i); 164.312(a)(2)(iv); 164.312(d)",
+	"hipaa":       "164.308(a)(1)(ii)(D); 164.308(a)(3)(ii)(C); 164.308(a)(4); 164.308(a)(5)(ii)(C); 164.308(a)(5)(ii)(D); 164.308(a)(6)(ii); 164.312(a)(2)(iv); 164.312(d)",
 	"gdpr":        "5(1)(e); 17; 25(1); 25(2); 32(1)(a); 32(1)(b); 32(1)(d); 33(5)",
 	"nist_csf":    "ID.AM-08; PR.AA-01; PR.AA-03; PR.AA-05; PR.DS-01; DE.CM-03; DE.AE-02",
 	"fedramp":     "AC-6(9); AU-6(1); AU-7(1); AU-9(4); SC-12; KSI-SVC-ASM; KSI-MLA-RVL; KSI-MLA-ALA; KSI-IAM-SNU",

@@ -130,9 +130,10 @@ func Operations() map[string]gate.Operation {
 		"removeMember":     {Action: authz.RemoveMember},
 		"revokeInvitation": {Action: authz.RevokeInvitation},
 
-		"createAPIKey": {Action: authz.CreateAPIKey},
-		"listAPIKeys":  {Action: authz.ListAPIKeys},
-		"revokeAPIKey": {Action: authz.RevokeAPIKey},
+		"createAPIKey":  {Action: authz.CreateAPIKey},
+		"listAPIKeys":   {Action: authz.ListAPIKeys},
+		"approveAPIKey": {Action: authz.ApproveAPIKey},
+		"revokeAPIKey":  {Action: authz.RevokeAPIKey},
 
 		"listTenants":        {Action: authz.ListTenants},
 		"createTenant":       {Action: authz.CreateTenant},
@@ -143,6 +144,8 @@ func Operations() map[string]gate.Operation {
 		"queryAuditLog":     {Action: authz.ReadAudit},
 		"getReviews":        {Action: authz.ReadAudit, Patience: scoreTime},
 		"createReview":      {Action: authz.ReviewLog, Patience: scoreTime},
+		"getReviewNote":     {Action: authz.ReadAudit},
+		"eraseReviewNote":   {Action: authz.EraseReviewNote},
 		"getAuditEntry":     {Action: authz.ReadAudit},
 		"tailAuditLog":      {Action: authz.ReadAudit},
 		"getCheckpoint":     {Action: authz.ReadProof},

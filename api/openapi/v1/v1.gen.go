@@ -94,6 +94,7 @@ const (
 	EventTypeACCOUNTREAD            EventType = "ACCOUNT_READ"
 	EventTypeANCHORREFUSED          EventType = "ANCHOR_REFUSED"
 	EventTypeANCHORSTARTED          EventType = "ANCHOR_STARTED"
+	EventTypeAPIKEYAPPROVED         EventType = "API_KEY_APPROVED"
 	EventTypeAPIKEYCREATED          EventType = "API_KEY_CREATED"
 	EventTypeAPIKEYLISTED           EventType = "API_KEY_LISTED"
 	EventTypeAPIKEYREVOKED          EventType = "API_KEY_REVOKED"
@@ -144,6 +145,7 @@ const (
 	EventTypePROOFREAD              EventType = "PROOF_READ"
 	EventTypePUBLICKEYREAD          EventType = "PUBLIC_KEY_READ"
 	EventTypeRATELIMITED            EventType = "RATE_LIMITED"
+	EventTypeREVIEWNOTEERASED       EventType = "REVIEW_NOTE_ERASED"
 	EventTypeROLLBACKACCEPTED       EventType = "ROLLBACK_ACCEPTED"
 	EventTypeSEALINGKEYCREATED      EventType = "SEALING_KEY_CREATED"
 	EventTypeSEALINGKEYLISTED       EventType = "SEALING_KEY_LISTED"
@@ -177,6 +179,8 @@ func (e EventType) Valid() bool {
 	case EventTypeANCHORREFUSED:
 		return true
 	case EventTypeANCHORSTARTED:
+		return true
+	case EventTypeAPIKEYAPPROVED:
 		return true
 	case EventTypeAPIKEYCREATED:
 		return true
@@ -277,6 +281,8 @@ func (e EventType) Valid() bool {
 	case EventTypePUBLICKEYREAD:
 		return true
 	case EventTypeRATELIMITED:
+		return true
+	case EventTypeREVIEWNOTEERASED:
 		return true
 	case EventTypeROLLBACKACCEPTED:
 		return true

@@ -13,6 +13,7 @@ import (
 const (
 	APIKeyStatusActive  APIKeyStatus = "active"
 	APIKeyStatusExpired APIKeyStatus = "expired"
+	APIKeyStatusPending APIKeyStatus = "pending"
 )
 
 // Valid indicates whether the value is a known member of the APIKeyStatus enum.
@@ -21,6 +22,8 @@ func (e APIKeyStatus) Valid() bool {
 	case APIKeyStatusActive:
 		return true
 	case APIKeyStatusExpired:
+		return true
+	case APIKeyStatusPending:
 		return true
 	default:
 		return false
@@ -357,6 +360,21 @@ func (e DestroyKMSKeyAnswerSuccess) Valid() bool {
 	}
 }
 
+// Defines values for ErasedReviewNoteSuccess.
+const (
+	ErasedReviewNoteSuccessTrue ErasedReviewNoteSuccess = true
+)
+
+// Valid indicates whether the value is a known member of the ErasedReviewNoteSuccess enum.
+func (e ErasedReviewNoteSuccess) Valid() bool {
+	switch e {
+	case ErasedReviewNoteSuccessTrue:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for ErrorErrorCode.
 const (
 	ErrorErrorCodeN400 ErrorErrorCode = 400
@@ -427,6 +445,7 @@ const (
 	EventTypeACCOUNTREAD            EventType = "ACCOUNT_READ"
 	EventTypeANCHORREFUSED          EventType = "ANCHOR_REFUSED"
 	EventTypeANCHORSTARTED          EventType = "ANCHOR_STARTED"
+	EventTypeAPIKEYAPPROVED         EventType = "API_KEY_APPROVED"
 	EventTypeAPIKEYCREATED          EventType = "API_KEY_CREATED"
 	EventTypeAPIKEYLISTED           EventType = "API_KEY_LISTED"
 	EventTypeAPIKEYREVOKED          EventType = "API_KEY_REVOKED"
@@ -477,6 +496,7 @@ const (
 	EventTypePROOFREAD              EventType = "PROOF_READ"
 	EventTypePUBLICKEYREAD          EventType = "PUBLIC_KEY_READ"
 	EventTypeRATELIMITED            EventType = "RATE_LIMITED"
+	EventTypeREVIEWNOTEERASED       EventType = "REVIEW_NOTE_ERASED"
 	EventTypeROLLBACKACCEPTED       EventType = "ROLLBACK_ACCEPTED"
 	EventTypeSEALINGKEYCREATED      EventType = "SEALING_KEY_CREATED"
 	EventTypeSEALINGKEYLISTED       EventType = "SEALING_KEY_LISTED"
@@ -510,6 +530,8 @@ func (e EventType) Valid() bool {
 	case EventTypeANCHORREFUSED:
 		return true
 	case EventTypeANCHORSTARTED:
+		return true
+	case EventTypeAPIKEYAPPROVED:
 		return true
 	case EventTypeAPIKEYCREATED:
 		return true
@@ -610,6 +632,8 @@ func (e EventType) Valid() bool {
 	case EventTypePUBLICKEYREAD:
 		return true
 	case EventTypeRATELIMITED:
+		return true
+	case EventTypeREVIEWNOTEERASED:
 		return true
 	case EventTypeROLLBACKACCEPTED:
 		return true
@@ -906,6 +930,21 @@ const (
 func (e ReviewSuccess) Valid() bool {
 	switch e {
 	case ReviewSuccessTrue:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for ReviewNoteSuccess.
+const (
+	ReviewNoteSuccessTrue ReviewNoteSuccess = true
+)
+
+// Valid indicates whether the value is a known member of the ReviewNoteSuccess enum.
+func (e ReviewNoteSuccess) Valid() bool {
+	switch e {
+	case ReviewNoteSuccessTrue:
 		return true
 	default:
 		return false
@@ -1369,20 +1408,22 @@ type APIKey struct {
 	KeyId     string     `json:"key_id"`
 
 	// LastUsedAt To the minute; absent when it was never used.
-	LastUsedAt *time.Time   `json:"last_used_at,omitempty"`
-	Name       string       `json:"name"`
-	Scopes     []Scope      `json:"scopes"`
-	Status     APIKeyStatus `json:"status"`
-}
+	LastUsedAt *time.Time `json:"last_used_at,omitempty"`
+	Name       string     `json:"name"`
+	Scopes     []Scope    `json:"scopes"`
 
-// APIKeyStatus defines model for APIKey.Status.
-type APIKeyStatus string
+	// Status A key that is `pending` works when an owner of the tenant has approved it.
+	Status APIKeyStatus `json:"status"`
+}
 
 // APIKeyList defines model for APIKeyList.
 type APIKeyList struct {
 	ApiKeys []APIKey  `json:"api_keys"`
 	Success Succeeded `json:"success"`
 }
+
+// APIKeyStatus A key that is `pending` works when an owner of the tenant has approved it.
+type APIKeyStatus string
 
 // AcceptInvitationRequest defines model for AcceptInvitationRequest.
 type AcceptInvitationRequest struct {
@@ -1409,6 +1450,12 @@ type AccountAnswer struct {
 
 // Algorithm The key encapsulation (FIPS 203), always together with HKDF-SHA-512 and AES-256-GCM.
 type Algorithm string
+
+// ApprovedAPIKey defines model for ApprovedAPIKey.
+type ApprovedAPIKey struct {
+	KeyId   string    `json:"key_id"`
+	Success Succeeded `json:"success"`
+}
 
 // AuditEntry One link of the chain. `hash` is the SHA3-256 of the RFC 8785 canonical JSON of the entry without `hash` and
 // `signature`; `signature` is ML-DSA-65 (FIPS 204) over the 32 bytes of `hash`, context `latticekeep/audit/v1`.
@@ -1754,7 +1801,10 @@ type CreatedAPIKey struct {
 	KeyId     string     `json:"key_id"`
 	Name      string     `json:"name"`
 	Scopes    []Scope    `json:"scopes"`
-	Success   Succeeded  `json:"success"`
+
+	// Status A key that is `pending` works when an owner of the tenant has approved it.
+	Status  APIKeyStatus `json:"status"`
+	Success Succeeded    `json:"success"`
 }
 
 // Credential What there is to know about a credential without its values.
@@ -2111,6 +2161,15 @@ type EntryReference struct {
 	Sequence int64 `json:"sequence"`
 }
 
+// ErasedReviewNote defines model for ErasedReviewNote.
+type ErasedReviewNote struct {
+	NoteId  string                  `json:"note_id"`
+	Success ErasedReviewNoteSuccess `json:"success"`
+}
+
+// ErasedReviewNoteSuccess defines model for ErasedReviewNote.Success.
+type ErasedReviewNoteSuccess bool
+
 // Error defines model for Error.
 type Error struct {
 	Error struct {
@@ -2412,6 +2471,9 @@ type Review struct {
 	// Failures How many were acknowledged.
 	Failures int `json:"failures"`
 
+	// NoteId Of the note. Absent when the request had none.
+	NoteId *string `json:"note_id,omitempty"`
+
 	// OwnDenials How many of the range were left because the caller caused them.
 	OwnDenials int `json:"own_denials"`
 
@@ -2427,10 +2489,25 @@ type Review struct {
 // ReviewSuccess defines model for Review.Success.
 type ReviewSuccess bool
 
+// ReviewNote defines model for ReviewNote.
+type ReviewNote struct {
+	Note string `json:"note"`
+
+	// Salt 32 random bytes.
+	Salt    []byte            `json:"salt"`
+	Success ReviewNoteSuccess `json:"success"`
+}
+
+// ReviewNoteSuccess defines model for ReviewNote.Success.
+type ReviewNoteSuccess bool
+
 // ReviewRequest defines model for ReviewRequest.
 type ReviewRequest struct {
 	// From The `tenant_sequence` of the first entry. For denials, which need it.
-	From    *int64        `json:"from,omitempty"`
+	From *int64 `json:"from,omitempty"`
+
+	// Note What was found or done. It can be erased.
+	Note    *string       `json:"note,omitempty"`
 	Subject ReviewSubject `json:"subject"`
 
 	// To The `tenant_sequence` of the last entry. For denials, which need it.

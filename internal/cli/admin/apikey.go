@@ -42,6 +42,9 @@ func NewAPIKeyCommand() *cobra.Command {
 				expires = "expires " + command.Day(a.ExpiresAt)
 			}
 			fmt.Fprintf(note, "%s, %s; it is not shown again\n", a.KeyId, expires)
+			if a.Status == v2.APIKeyStatusPending {
+				fmt.Fprintln(note, "it opens nothing until an owner of the tenant approves it: they have a mail about it")
+			}
 			fmt.Fprintln(out, a.ApiKey)
 		})
 	create.Flags().StringSliceVar(&scopes, "scope", nil, "what the key may do, as vault:read; may be repeated")
@@ -51,7 +54,8 @@ func NewAPIKeyCommand() *cobra.Command {
 	create.MarkFlagsMutuallyExclusive("days", "no-expiry")
 	_ = create.MarkFlagRequired("scope") // cannot fail: the flag exists
 	return command.NewGroup("apikey", "Administer API keys on a running server",
-		"Administer the API keys of the calling key's tenant; with a system key also make the first key of another tenant.", &r,
+		"Administer the API keys of the calling key's tenant; with a system key also make keys of another tenant.\n"+
+			"In a tenant that has an owner such a key works when an owner has approved it.", &r,
 		create,
 		command.NewCall(&r, "list", "List the tenant's API keys, without the keys themselves", cobra.NoArgs,
 			func(ctx context.Context, c *client.V2, _ []string) (*v2.APIKeyList, error) { return c.ListAPIKeys(ctx) },

@@ -20,12 +20,11 @@ import (
 type Review struct {
 	Sequence uint64
 	Count    int
+	Note     string // id of the note; empty: none
 	compliance.Acknowledged
 }
 
-var (
-	errRange = fault.New(fault.Invalid, "from and to are tenant sequences of entries that exist, and from is not above to")
-)
+var errRange = fault.New(fault.Invalid, "from and to are tenant sequences of entries that exist, and from is not above to")
 
 // Waiting returns what p can acknowledge, and when members last reviewed what. An API key asks for
 // the user who is responsible for it. Errors: fault.Forbidden, fault.Unavailable.
@@ -44,9 +43,9 @@ func (s *Service) Waiting(ctx context.Context, p authz.Principal) (w compliance.
 }
 
 // Acknowledge records that the user p looked at the denials and failures of a range of tenant
-// sequences. It leaves out those that p caused. Errors: fault.Forbidden, fault.Invalid for a range
+// sequences, with a note or "". It leaves out those that p caused. Errors: fault.Forbidden, fault.Invalid for a range
 // that reaches behind the newest entry, fault.Unavailable.
-func (s *Service) Acknowledge(ctx context.Context, p authz.Principal, from, to uint64) (r Review, err error) {
+func (s *Service) Acknowledge(ctx context.Context, p authz.Principal, from, to uint64, note string) (r Review, err error) {
 	if err := s.guard.Admit(ctx, p, authz.ReviewLog); err != nil {
 		return r, err
 	}
@@ -61,16 +60,15 @@ func (s *Service) Acknowledge(ctx context.Context, p authz.Principal, from, to u
 	if err != nil {
 		return r, err
 	}
-	r.Sequence, err = s.recordReview(ctx, p, audit.DenialsAcknowledged, audit.LogResource, map[string]string{
+	return r, s.record(ctx, p, &r, audit.DenialsAcknowledged, note, map[string]string{
 		compliance.AttributeFrom: formatUint(from), compliance.AttributeTo: formatUint(to), compliance.AttributeDigest: r.Digest,
 		compliance.AttributeDenials: strconv.Itoa(r.Denials), compliance.AttributeFailures: strconv.Itoa(r.Failures),
 	})
-	return r, err
 }
 
-// ReviewAccess records that the user p looked at API keys and members. Errors: fault.Forbidden,
+// ReviewAccess records that the user p looked at API keys and members, with a note or "". Errors: fault.Forbidden,
 // fault.Unavailable.
-func (s *Service) ReviewAccess(ctx context.Context, p authz.Principal) (r Review, err error) {
+func (s *Service) ReviewAccess(ctx context.Context, p authz.Principal, note string) (r Review, err error) {
 	if err := s.guard.Admit(ctx, p, authz.ReviewAccess); err != nil {
 		return r, err
 	}
@@ -78,16 +76,15 @@ func (s *Service) ReviewAccess(ctx context.Context, p authz.Principal) (r Review
 	if err != nil {
 		return r, err
 	}
-	r.Sequence, err = s.recordReview(ctx, p, audit.AccessReviewed, audit.ComplianceResource, map[string]string{
+	return r, s.record(ctx, p, &r, audit.AccessReviewed, note, map[string]string{
 		compliance.AttributeCount: strconv.Itoa(r.Count), compliance.AttributeDigest: r.Digest,
 	})
-	return r, err
 }
 
-// ReviewInventory records that the user p looked at the inventory of cryptography. The digest is
+// ReviewInventory records that the user p looked at the inventory of cryptography, with a note or "". The digest is
 // over its components, because the document around them has a time. Errors: fault.Forbidden,
 // fault.Unavailable.
-func (s *Service) ReviewInventory(ctx context.Context, p authz.Principal) (r Review, err error) {
+func (s *Service) ReviewInventory(ctx context.Context, p authz.Principal, note string) (r Review, err error) {
 	if err := s.guard.Admit(ctx, p, authz.ReviewInventory); err != nil {
 		return r, err
 	}
@@ -107,22 +104,42 @@ func (s *Service) ReviewInventory(ctx context.Context, p authz.Principal) (r Rev
 	}
 	sum := sha3.Sum256(components)
 	r.Count, r.Digest = len(bom.Components), hex.EncodeToString(sum[:])
-	r.Sequence, err = s.recordReview(ctx, p, audit.InventoryReviewed, audit.ComplianceResource, map[string]string{
+	return r, s.record(ctx, p, &r, audit.InventoryReviewed, note, map[string]string{
 		compliance.AttributeCount: strconv.Itoa(r.Count), compliance.AttributeDigest: r.Digest,
 	})
-	return r, err
 }
 
-func (s *Service) recordReview(ctx context.Context, p authz.Principal, t audit.EventType, resource string, attributes map[string]string) (uint64, error) {
+// record writes the entry of a review, and its note in the same transaction.
+func (s *Service) record(ctx context.Context, p authz.Principal, r *Review, t audit.EventType, text string, attributes map[string]string) error {
+	resource := audit.ComplianceResource
+	if t == audit.DenialsAcknowledged {
+		resource = audit.LogResource
+	}
+	var row []byte
+	if text != "" {
+		n := newNote(text)
+		r.Note = n.id()
+		attributes[audit.AttributeNote] = r.Note
+		var err error
+		if row, err = s.evidence.encodeNote(p.Tenant, n); err != nil {
+			return err
+		}
+	}
 	var receipt *audit.Receipt
 	err := s.evidence.store.Update(ctx, func(tx store.Tx) (err error) {
-		receipt, err = s.guard.Append(tx, audit.Event{
-			Type: t, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: resource}, Attributes: attributes,
-		})
+		if row != nil {
+			err = tx.Put(noteKey(p.Tenant, r.Note), row)
+		}
+		if err == nil {
+			receipt, err = s.guard.Append(tx, audit.Event{
+				Type: t, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: resource}, Attributes: attributes,
+			})
+		}
 		return err
 	})
 	if err != nil {
-		return 0, fmt.Errorf("recording %s: %w", t, err)
+		return fmt.Errorf("recording %s: %w", t, err)
 	}
-	return receipt.Sequence, nil
+	r.Sequence = receipt.Sequence
+	return nil
 }

@@ -141,13 +141,19 @@ func (w *world) score(f compliance.Framework, head uint64) compliance.Assessment
 	return a
 }
 
-// entries returns the entries of a tenant as an export contains them.
-func (w *world) entries(tenant authz.TenantID) []*audit.Entry {
+// exported returns an export of the whole log.
+func (w *world) exported() []byte {
 	w.t.Helper()
 	var out bytes.Buffer
 	check(w.t, reader.New(w.log, guard.New(w.log)).Export(w.t.Context(), &out, 0))
+	return out.Bytes()
+}
+
+// entries returns the entries of a tenant as an export contains them.
+func (w *world) entries(tenant authz.TenantID) []*audit.Entry {
+	w.t.Helper()
 	var all []*audit.Entry
-	for line := range bytes.Lines(out.Bytes()) {
+	for line := range bytes.Lines(w.exported()) {
 		if e, err := audit.ParseEntry(bytes.TrimSuffix(line, []byte("\n"))); err == nil && e.TenantID == string(tenant) {
 			all = append(all, e)
 		}

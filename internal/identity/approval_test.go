@@ -1,0 +1,105 @@
+package identity
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+)
+
+// The operator's key opens nothing in a tenant with an owner until an owner approves it, and the
+// owners hear of it.
+func TestTheOperatorsKeyWaitsForAnOwner(t *testing.T) {
+	f := newPeople(t)
+	owner := f.verified("ada@example.com")
+	second := f.join(owner, "cleo@example.com", authz.Owner)
+	f.join(owner, "bob@example.com", authz.Admin)
+	f.mails()
+	tenant, p := owner.Tenant, operator()
+	n := len(f.history(tenant))
+	make := func(scopes ...authz.Scope) (APIKey, string) {
+		t.Helper()
+		made, secretKey, err := f.CreateTenantAPIKey(t.Context(), p, tenant, APIKeyRequest{Name: "ops", Scopes: scopes, ExpiresInDays: 30})
+		must(t, err)
+		return made, secretKey
+	}
+	made, secretKey := make(authz.VaultRead, authz.AuditRead)
+	if !made.Pending || len(made.Scopes) != 2 || f.works(secretKey) {
+		t.Errorf("%+v, and it works: %v", made, f.works(secretKey))
+	}
+	f.recorded(tenant, n, "API_KEY_CREATED success")
+	e := f.newest(tenant, audit.APIKeyCreated)
+	if e.Actor.ID != p.ID || e.Attributes[audit.AttributePending] != "true" || e.Attributes[audit.AttributeScopes] != "vault:read audit:read" {
+		t.Errorf("%+v", e)
+	}
+	mailed := map[string]bool{}
+	for _, m := range f.mails() {
+		mailed[m.To] = true
+		if !strings.Contains(m.Text, "/settings/api-keys\n") || strings.Contains(m.Text, secretKey) || strings.Contains(m.Text, "curl") {
+			t.Error(m.Text)
+		}
+	}
+	if len(mailed) != 2 || !mailed["ada@example.com"] || !mailed["cleo@example.com"] {
+		t.Error("mails went to", mailed)
+	}
+	if list, err := f.APIKeys(t.Context(), owner.Principal); err != nil || len(list) != 1 || !list[0].Pending || list[0].CreatedBy != p.ID {
+		t.Error(list, err)
+	}
+
+	admin := f.caller(f.signIn("bob@example.com", goodPassword)).Principal
+	stolen := f.key(tenant, authz.TenantScopes()...)
+	for name, by := range map[string]authz.Principal{"an admin": admin, "an API key": stolen, "the operator": p} {
+		if err := f.ApproveAPIKey(t.Context(), by, made.ID); !errors.Is(err, fault.Forbidden) {
+			t.Errorf("approved by %s: %v", name, err)
+		}
+	}
+	stranger := f.verified("eve@example.com")
+	if err := f.ApproveAPIKey(t.Context(), stranger.Principal, made.ID); !errors.Is(err, fault.NotFound) {
+		t.Error("by an owner of another tenant:", err)
+	}
+	if f.works(secretKey) {
+		t.Fatal("it works before its approval")
+	}
+	n = len(f.history(tenant))
+	must(t, f.ApproveAPIKey(t.Context(), f.caller(f.signIn("cleo@example.com", goodPassword)).Principal, made.ID))
+	c, err := f.Authenticate(t.Context(), secretKey)
+	if err != nil || !c.Holds([]authz.Scope{authz.VaultRead, authz.AuditRead}) || c.Holds([]authz.Scope{authz.VaultWrite}) {
+		t.Errorf("%+v, %v", c, err)
+	}
+	f.recorded(tenant, n, "USER_SIGNED_IN success", "API_KEY_APPROVED success")
+	if e := f.newest(tenant, audit.APIKeyApproved); e.Actor.ID != second.ID || e.Resource.ID != made.ID || e.Attributes[audit.AttributeUser] != second.ID {
+		t.Errorf("%+v", e)
+	}
+	if err := f.ApproveAPIKey(t.Context(), owner.Principal, made.ID); !errors.Is(err, fault.Conflict) {
+		t.Error("approved twice:", err)
+	}
+	must(t, f.RemoveMember(t.Context(), owner.Principal, second.ID)) // who answers for the key
+	if f.works(secretKey) {
+		t.Error("it outlives the owner who approved it")
+	}
+
+	refused, secretKey := make(authz.VaultRead)
+	must(t, f.RevokeAPIKey(t.Context(), owner.Principal, refused.ID))
+	if err := f.ApproveAPIKey(t.Context(), owner.Principal, refused.ID); !errors.Is(err, fault.NotFound) || f.works(secretKey) {
+		t.Error("approved after it was refused:", err)
+	}
+}
+
+// An owner whose address is not verified may not approve, as they may make no key, and the operator
+// cannot use the time before.
+func TestAnOwnerWithoutAVerifiedAddressIsAnOwner(t *testing.T) {
+	f := newPeople(t)
+	u := f.register("ada@example.com")
+	made, secretKey, err := f.CreateTenantAPIKey(t.Context(), operator(), u.Tenant, APIKeyRequest{Name: "k", Scopes: []authz.Scope{authz.VaultRead}})
+	must(t, err)
+	if !made.Pending {
+		t.Errorf("%+v", made)
+	}
+	me := f.caller(f.signIn("ada@example.com", goodPassword))
+	if err := f.ApproveAPIKey(t.Context(), me.Principal, made.ID); !errors.Is(err, fault.Forbidden) || f.works(secretKey) {
+		t.Error(err)
+	}
+}
