@@ -189,7 +189,7 @@ func (p *program) seal(o owner, name, kind, key, value string, days int) string 
 	return c.CredentialId
 }
 
-var mailed = regexp.MustCompile(`\s(http://\S+#token=\S+)`)
+var mailed = regexp.MustCompile(`\s(http://\S+)`)
 
 // link waits for a mail to an address and returns the link to a page of the dashboard in it.
 func (p *program) link(address, page string) (link string) {
@@ -205,7 +205,7 @@ func (p *program) link(address, page string) (link string) {
 				p.t.Fatal(err)
 			}
 			m := mailed.FindSubmatch(text)
-			if m != nil && bytes.Contains(text, []byte("<"+address+">")) && strings.HasPrefix(string(m[1]), p.url+page+"#") {
+			if m != nil && bytes.Contains(text, []byte("<"+address+">")) && strings.HasPrefix(string(m[1]), p.url+page) {
 				link = string(m[1])
 			}
 		}

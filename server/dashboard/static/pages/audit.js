@@ -2,19 +2,20 @@
 import {html, useEffect, useRef, useState} from '../vendor/preact.js';
 import {useAccount} from '../lib/account.js';
 import {get} from '../lib/api.js';
-import {count, deed, number, words} from '../lib/format.js';
+import {count, number, words} from '../lib/format.js';
 import {Actor, Fingerprint, Outcome, Resource, checkEntry, follow, openLog, verdict} from '../lib/log.js';
 import {Choice, Empty, Facts, Hash, Input, Link, Loaded, Page, Pages, Panel, Skeleton, Table, Tag, Time, Trouble, setQuery, useHere, useLoad} from '../lib/ui.js';
+import {Reviews} from './reviews.js';
 
 // All there are, as the contract lists them.
 const eventTypes = `CHAIN_STARTED SEALING_KEY_CREATED SEALING_KEY_LISTED SEALING_KEY_RETIRED SEALING_KEY_RESTORED MANIFEST_RESEALED MANIFEST_CHECKED
   BACKUP_TAKEN KMS_KEY_LISTED KMS_REWRAPPED KMS_KEY_DESTROYED TENANT_CREATED TENANT_LISTED TENANT_ACTIVATED TENANT_LIMITED NAMESPACE_MAPPED
-  API_KEY_CREATED API_KEY_LISTED API_KEY_REVOKED CREDENTIAL_SEALED CREDENTIAL_LISTED CREDENTIAL_UNSEALED CREDENTIAL_ROTATED CREDENTIAL_REENCRYPTED
+  API_KEY_CREATED API_KEY_APPROVED API_KEY_LISTED API_KEY_REVOKED CREDENTIAL_SEALED CREDENTIAL_LISTED CREDENTIAL_UNSEALED CREDENTIAL_ROTATED CREDENTIAL_REENCRYPTED
   CREDENTIAL_VERSION_ENDED CREDENTIAL_DELETED CREDENTIAL_RELEASED KEY_CREATED KEY_LISTED KEY_ROTATED DATA_ENCRYPTED DATA_DECRYPTED DATA_REWRAPPED
   DATA_SIGNED DATA_VERIFIED PUBLIC_KEY_READ USER_REGISTERED USER_SIGNED_IN USER_SIGNED_OUT ACCOUNT_READ SESSION_REFRESHED SESSION_LISTED SESSION_ENDED
   EMAIL_VERIFIED VERIFICATION_REQUESTED PASSWORD_CHANGED PASSWORD_RESET_REQUESTED PASSWORD_RESET MEMBER_LISTED MEMBER_INVITED MEMBER_JOINED
   MEMBER_CHANGED MEMBER_REMOVED INVITATION_REVOKED AUDIT_READ PROOF_READ AUDIT_EXPORTED LOG_ARCHIVED ANCHOR_STARTED ANCHOR_REFUSED ROLLBACK_ACCEPTED STATE_COMMITTED STATE_ROWS_ACCEPTED STATE_ROWS_REMOVED
-  COMPLIANCE_ASSESSED COMPLIANCE_SCORED COMPLIANCE_HISTORY_READ COMPLIANCE_REPORTED INVENTORY_READ DENIALS_ACKNOWLEDGED ACCESS_REVIEWED INVENTORY_REVIEWED RATE_LIMITED ACCESS_REFUSED`.split(/\s+/)
+  COMPLIANCE_ASSESSED COMPLIANCE_SCORED COMPLIANCE_HISTORY_READ COMPLIANCE_REPORTED INVENTORY_READ DENIALS_ACKNOWLEDGED ACCESS_REVIEWED INVENTORY_REVIEWED REVIEW_NOTE_ERASED RATE_LIMITED ACCESS_REFUSED`.split(/\s+/)
   .map(type => [type, words(type)]).sort(([, a], [, b]) => a.localeCompare(b));
 
 const fields = ['event_type', 'outcome', 'user_id', 'resource_id', 'from', 'to'];
@@ -45,6 +46,7 @@ export function Audit() {
         ${live.state === 'off' ? html`<button type="button" onClick=${start}>${live.entries.length > 0 ? 'Go on following' : 'Follow'}</button>`
           : html`<button type="button" onClick=${live.pause}>Pause</button>`}
         <button type="button" class="primary" disabled=${rows.length === 0 || checks.busy || log.loading} onClick=${() => checks.run(rows, whole)}>Verify this page</button>`}>
+    <${Reviews} onDone=${log.reload} />
     <${Filters} filters=${filters} />
     <${Following} live=${live} />
     <${Checks} of=${checks} />
@@ -60,7 +62,7 @@ export function Audit() {
 
 const columns = (account, verdicts) => [
   {title: 'Time', class: 'when', cell: e => html`<${Time} at=${e.timestamp} />`},
-  {title: 'Event', class: 'whole', cell: e => html`<${Link} to=${'/audit/' + e.sequence}>${deed(e)}<//>`},
+  {title: 'Event', class: 'whole', cell: e => html`<${Link} to=${'/audit/' + e.sequence}>${words(e.event_type)}<//>`},
   {title: 'Outcome', class: 'fit', cell: e => html`<${Outcome} of=${e.outcome} />`},
   {title: 'Actor', class: 'whole', cell: e => html`<${Actor} of=${e.actor} mine=${account.user?.user_id} />`},
   {title: 'Resource', class: 'whole', cell: e => html`<${Resource} of=${e.resource} />`},

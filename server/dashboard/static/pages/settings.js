@@ -42,6 +42,7 @@ function APIKeys() {
   const [making, setMaking] = useState(false);
   const [made, setMade] = useState(null);
   const [revoking, setRevoking] = useState(null);
+  const [approving, setApproving] = useState(null);
   return html`<${Panel} title="Keys for programs" actions=${html`<button type="button" class="primary" disabled=${!account.writes} onClick=${() => setMaking(true)}>Create an API key</button>`}>
     <p class="quiet">A key is sent in the header <code>X-API-Key</code>, for version 1 of the interface as <code>Authorization: Bearer</code>. It is shown once. Store it securely and keep it out of version control.</p>
     ${!account.writes && html`<p class="hint">Creating one is not possible since the trial has ended.</p>`}
@@ -53,11 +54,17 @@ function APIKeys() {
           {title: 'Scopes', cell: k => k.scopes.join(', ')},
           {title: 'Created', cell: k => html`<${Time} at=${k.created_at} />`},
           {title: 'Last used', cell: k => html`<${Time} at=${k.last_used_at} relative />`},
-          {title: 'Expires', cell: k => k.status === 'expired' ? html`<${Tag} kind="bad">expired<//>` : html`<${Time} at=${k.expires_at} relative />`},
-          {title: 'Actions', hidden: true, class: 'fit', cell: k => html`<button type="button" class="danger" aria-label=${'Revoke ' + visible(k.name)} onClick=${() => setRevoking(k)}>Revoke</button>`},
+          {title: 'Expires', cell: k => k.status === 'expired' ? html`<${Tag} kind="bad">expired<//>` : k.status === 'pending' ? html`<${Tag} kind="warn">waits for approval<//>` : html`<${Time} at=${k.expires_at} relative />`},
+          {title: 'Actions', hidden: true, class: 'fit', cell: k => html`<span class="actions">${k.status === 'pending' && account.user?.role === 'owner' && html`<button type="button" aria-label=${'Approve ' + visible(k.name)} onClick=${() => setApproving(k)}>Approve</button>`}
+            <button type="button" class="danger" aria-label=${'Revoke ' + visible(k.name)} onClick=${() => setRevoking(k)}>Revoke</button></span>`},
         ]} />`}<//>
     ${making && html`<${CreateKey} onClose=${() => setMaking(false)} onMade=${key => { setMaking(false); setMade(key); keys.reload(); }} />`}
     ${made && html`<${MadeKey} made=${made} onClose=${() => setMade(null)} />`}
+    ${approving && html`<${Confirm} title="Approve this API key?" action="Approve" onClose=${() => setApproving(null)} texts=${unverified(account)} onConfirm=${async () => {
+        await post('/api/v2/api-keys/' + encodeURIComponent(approving.key_id) + '/approve');
+        say('The key is approved');
+        keys.reload();
+      }}><p>The operator of this service made <${Name}>${approving.name}<//>. Whoever holds it may use: ${approving.scopes.map(s => scopes[s] ?? s).join(', ')}. You answer for it from now on, as for a key of your own.</p><//>`}
     ${revoking && html`<${Confirm} title="Revoke this API key?" action="Revoke" onClose=${() => setRevoking(null)} onConfirm=${async () => {
         await del('/api/v2/api-keys/' + encodeURIComponent(revoking.key_id));
         say('The key is revoked');
