@@ -128,10 +128,11 @@ func (p *evidence) openCompliance(ctx context.Context, s *service, dir, publicUR
 	}
 	service, err := assessor.New(s.store, s.guard, assessor.Config{
 		Reader: s.reader, Verifier: s.verifier, Catalogues: p.Catalogues, Reports: bucket, Sign: s.keys.SignReport, Verify: s.keys.VerifyReport, Seal: s.keys.SealRow, Open: s.keys.OpenRow,
-		Renderers: map[compliance.Format]compliance.Renderer{compliance.PDF: report.PDF, compliance.OSCAL: report.OSCAL, compliance.KSI: report.KSI},
-		State:     func(ctx context.Context) (compliance.State, error) { return p.state(ctx, s) },
-		Inventory: func(ctx context.Context, who authz.Principal) ([]byte, error) { return p.inventory(ctx, s, who) },
-		Program:   "latticekeep " + buildinfo.Version(), Now: s.now, Logger: s.logger,
+		Renderers:    map[compliance.Format]compliance.Renderer{compliance.PDF: report.PDF, compliance.OSCAL: report.OSCAL, compliance.KSI: report.KSI},
+		State:        func(ctx context.Context) (compliance.State, error) { return p.state(ctx, s) },
+		Inventory:    func(ctx context.Context, who authz.Principal) ([]byte, error) { return p.inventory(ctx, s, who) },
+		Organisation: s.identity.TenantName,
+		Program:      "latticekeep " + buildinfo.Version(), Now: s.now, Logger: s.logger,
 	})
 	if err != nil {
 		return nil, nil, fmt.Errorf("compliance.catalogues: %w", err)

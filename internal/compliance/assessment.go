@@ -88,8 +88,11 @@ type Head struct {
 
 // Reference cites an entry as evidence.
 type Reference struct {
-	Sequence uint64 `json:"sequence"`
-	Hash     string `json:"hash"` // lower-case hex
+	Sequence uint64    `json:"sequence"`
+	Hash     string    `json:"hash"` // lower-case hex
+	Event    string    `json:"event_type"`
+	Actor    string    `json:"actor"` // kind and pseudonymous id, with a space between
+	Time     time.Time `json:"timestamp"`
 }
 
 // Proof says how far the chain was verified.
@@ -185,20 +188,21 @@ type Activity struct {
 
 // Document is the input for rendering a report. The same head gives the same document.
 type Document struct {
-	Tenant      authz.TenantID
-	Assessment  Assessment // complete; verified up to the head, or with verification disabled
-	Name        string     // name of the framework
-	Limits      string     // what the catalogue does not cover, in a few sentences
-	Profiles    []string   // profiles of the controls, in the order of the catalogue; empty when there is only one
-	ChainID     string
-	Fingerprint string // fingerprint of the log, which identifies the chain
-	KeyID       string // id of the key that signs the log
-	PublicKey   string // public key of the log, base64
-	Checkpoint  string // text of the checkpoint at the head, unsigned
-	History     []DayScore
-	Activity    []Activity // all entries up to the head, by type, most frequent first
-	Command     string     // command that computes the assessment again from an export
-	Program     string     // name and version of the program that wrote the document
+	Tenant       authz.TenantID
+	Organisation string     // name of the tenant as it is now, since the log has no names; "": not known
+	Assessment   Assessment // complete; verified up to the head, or with verification disabled
+	Name         string     // name of the framework
+	Limits       string     // what the catalogue does not cover, in a few sentences
+	Profiles     []string   // profiles of the controls, in the order of the catalogue; empty when there is only one
+	ChainID      string
+	Fingerprint  string // fingerprint of the log, which identifies the chain
+	KeyID        string // id of the key that signs the log
+	PublicKey    string // public key of the log, base64
+	Checkpoint   string // text of the checkpoint at the head, unsigned
+	History      []DayScore
+	Activity     []Activity // all entries up to the head, by type, most frequent first
+	Command      string     // command that computes the assessment again from an export
+	Program      string     // name and version of the program that wrote the document
 }
 
 // Renderer renders a document. It is pure: the same document gives the same bytes.

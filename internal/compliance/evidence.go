@@ -22,15 +22,54 @@ const keptDays = 92
 // keptScores bounds the history of a framework, in days.
 const keptScores = 400
 
-// mark is an entry with its time.
+// mark is an entry with its time, its type and who caused it. There are several for each
+// credential, so type and actor are numbers of words.
 type mark struct {
 	Sequence uint64 `json:"s"`
 	Hash     string `json:"h"`
 	Micros   int64  `json:"t"`
+	Event    uint32 `json:"e"`
+	Actor    uint32 `json:"a"`
 }
 
-func (m mark) Time() time.Time      { return time.UnixMicro(m.Micros).UTC() }
-func (m mark) reference() Reference { return Reference{m.Sequence, m.Hash} }
+func (m mark) Time() time.Time { return time.UnixMicro(m.Micros).UTC() }
+
+// words are the event types and actors that marks name by number.
+type words struct {
+	Words   []string          `json:"words"`
+	numbers map[string]uint32 // made when it is needed first
+}
+
+// number returns the number of a word.
+func (w *words) number(word string) uint32 {
+	if len(w.numbers) != len(w.Words) {
+		w.numbers = make(map[string]uint32, len(w.Words))
+		for i, known := range w.Words {
+			w.numbers[known] = uint32(i)
+		}
+	}
+	n, ok := w.numbers[word]
+	if !ok {
+		if w.numbers == nil {
+			w.numbers = make(map[string]uint32)
+		}
+		n = uint32(len(w.Words))
+		word = strings.Clone(word) // nothing else of the entry is kept
+		w.Words, w.numbers[word] = append(w.Words, word), n
+	}
+	return n
+}
+
+func (w *words) word(n uint32) string {
+	if int(n) >= len(w.Words) {
+		return ""
+	}
+	return w.Words[n]
+}
+
+func (w *words) reference(m mark) Reference {
+	return Reference{m.Sequence, m.Hash, w.word(m.Event), w.word(m.Actor), m.Time()}
+}
 
 // tally counts entries and keeps the first and the last of them.
 type tally struct {
@@ -95,6 +134,8 @@ type Evidence struct {
 	judgements
 
 	State *assessed `json:"state"`
+
+	words
 }
 
 // counts holds the numbers of entries.
@@ -168,7 +209,10 @@ func (e *Evidence) Add(a *audit.Entry) error {
 	if a.TenantSequence != e.TenantSequence+1 || e.Count > 0 && (a.TenantID != e.Tenant || a.Sequence <= e.Last.Sequence) {
 		return ErrNotNext
 	}
-	m := mark{a.Sequence, a.Hash, a.Time().UnixMicro()}
+	m := mark{
+		Sequence: a.Sequence, Hash: a.Hash, Micros: a.Time().UnixMicro(),
+		Event: e.number(string(a.EventType)), Actor: e.number(strings.TrimSpace(a.Actor.Type + " " + a.Actor.ID)),
+	}
 	if e.Count == 0 {
 		e.Tenant, e.First = a.TenantID, m
 		e.ChainID, e.PublicKey = a.Attributes["chain_id"], a.Attributes["public_key"]
@@ -408,12 +452,12 @@ func (e *Evidence) Head() Head { return Head{e.Last.Sequence, e.Last.Hash, e.Las
 func (e *Evidence) Activity() []Activity {
 	all := make([]Activity, 0, len(e.Types))
 	for event, t := range e.Types {
-		all = append(all, Activity{event, t.Count, t.First.reference(), t.Last.reference()})
+		all = append(all, Activity{event, t.Count, e.reference(t.First), e.reference(t.Last)})
 	}
 	slices.SortFunc(all, func(a, b Activity) int {
 		return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.Event, b.Event))
 	})
-	return append([]Activity{{"", e.Count, e.First.reference(), e.Last.reference()}}, all...)
+	return append([]Activity{{"", e.Count, e.reference(e.First), e.reference(e.Last)}}, all...)
 }
 
 func plural(n int, noun string) string {

@@ -59,14 +59,14 @@ func (p *Probe) answer(e *Evidence) verdict {
 }
 
 // references returns the newest of the marks, ascending and without duplicates.
-func references(cite []mark) []Reference {
+func (e *Evidence) references(cite []mark) []Reference {
 	cite = slices.DeleteFunc(slices.Clone(cite), func(m mark) bool { return m.Sequence == 0 })
 	slices.SortFunc(cite, func(a, b mark) int { return cmp.Compare(a.Sequence, b.Sequence) })
 	cite = slices.Compact(cite)
 	cite = cite[max(0, len(cite)-MaxEvidence):]
 	all := make([]Reference, len(cite))
 	for i, m := range cite {
-		all[i] = m.reference()
+		all[i] = e.reference(m)
 	}
 	return all
 }

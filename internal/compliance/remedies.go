@@ -10,7 +10,7 @@ func (p *Probe) Run(e *Evidence) ProbeResult {
 	v := p.answer(e)
 	r := ProbeResult{
 		Name: p.Name, Title: p.Title, Result: v.result, Sample: v.sample, WindowDays: p.window, Detail: v.detail,
-		Evidence: references(v.cite), Responsible: p.Responsible(),
+		Evidence: e.references(v.cite), Responsible: p.Responsible(),
 	}
 	if v.result == Fail {
 		since := e.Last

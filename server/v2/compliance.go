@@ -94,7 +94,9 @@ func score(s compliance.Assessment) api.ComplianceScore {
 				probe.Objects = &p.Objects
 			}
 			for k, e := range p.Evidence {
-				probe.Evidence[k] = api.EntryReference{Sequence: int64(e.Sequence), Hash: e.Hash}
+				probe.Evidence[k] = api.EntryReference{
+					Sequence: int64(e.Sequence), Hash: e.Hash, EventType: api.EventType(e.Event), Actor: e.Actor, Timestamp: e.Time,
+				}
 			}
 			answer.Controls[i].Probes[j] = probe
 		}

@@ -213,6 +213,7 @@ func NewCompliance(t testing.TB, c *server.Config, verifier *verify.LiveVerifier
 		Renderers: map[compliance.Format]compliance.Renderer{
 			compliance.PDF: report.PDF, compliance.OSCAL: report.OSCAL, compliance.KSI: report.KSI,
 		},
+		Organisation: c.Identity.TenantName,
 		Inventory: func(_ context.Context, p authz.Principal) ([]byte, error) {
 			return report.CBOM(report.Inventory{
 				Tenant: p.Tenant, Program: "latticekeep", Version: "test", At: c.Now(),

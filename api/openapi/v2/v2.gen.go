@@ -2156,9 +2156,16 @@ type EncryptionKeyWithVersions struct {
 
 // EntryReference defines model for EntryReference.
 type EntryReference struct {
+	// Actor Kind and pseudonymous id.
+	Actor string `json:"actor"`
+
+	// EventType An attempt that was denied carries the type of what was attempted; `outcome` tells them apart.
+	EventType EventType `json:"event_type"`
+
 	// Hash Lower-case hex; all zeros before a first entry.
-	Hash     Hash  `json:"hash"`
-	Sequence int64 `json:"sequence"`
+	Hash      Hash      `json:"hash"`
+	Sequence  int64     `json:"sequence"`
+	Timestamp time.Time `json:"timestamp"`
 }
 
 // ErasedReviewNote defines model for ErasedReviewNote.

@@ -24,8 +24,8 @@ var (
 )
 
 // Report returns a link to the report on a framework, as of an entry of p's tenant; 0 means the
-// newest one. It renders the report unless it is stored already: the same head, catalogue and
-// program give the same bytes. Errors: fault.Forbidden, fault.Invalid for an unknown framework or
+// newest one. It renders the report unless it is stored already: the same head, name of the tenant,
+// catalogue and program give the same bytes. Errors: fault.Forbidden, fault.Invalid for an unknown framework or
 // format, fault.NotFound for an entry that the tenant does not have, fault.Conflict when the chain
 // does not verify, fault.Unavailable. The last one also means that the chain is not verified up to
 // the head yet, or that the report could not be stored; then there is no report.
@@ -48,13 +48,17 @@ func (s *Service) Report(ctx context.Context, p authz.Principal, f compliance.Fr
 	default:
 		return compliance.Link{}, errNotVerified
 	}
-	name := s.reportName(p.Tenant, j.Assessment, format)
+	organisation, err := s.organisation(ctx, p.Tenant)
+	if err != nil {
+		return compliance.Link{}, fmt.Errorf("reading the name of the tenant: %w", err)
+	}
+	name := s.reportName(p.Tenant, organisation, j.Assessment, format)
 	link, err := s.reports.link(ctx, name, func() ([]byte, error) {
 		if s.computing.Acquire(ctx, 1) != nil { // acquired late, so that no caller holds it while it waits for the bucket
 			return nil, errBusy
 		}
 		defer s.computing.Release(1)
-		d, err := s.document(ctx, p.Tenant, j)
+		d, err := s.document(ctx, p.Tenant, organisation, j)
 		if err != nil {
 			return nil, err
 		}
@@ -78,14 +82,14 @@ func (s *Service) Report(ctx context.Context, p authz.Principal, f compliance.Fr
 
 // reportName returns the name of a report in the bucket. The name depends on everything that
 // determines the contents of the report.
-func (s *Service) reportName(tenant authz.TenantID, a compliance.Assessment, format compliance.Format) string {
-	input := frame.Join("latticekeep/report-name/v1", []byte(a.Head.Hash), []byte(s.catalogues[a.Framework].Digest), []byte(s.reports.program), []byte(a.Proof.Status))
+func (s *Service) reportName(tenant authz.TenantID, organisation string, a compliance.Assessment, format compliance.Format) string {
+	input := frame.Join("latticekeep/report-name/v2", []byte(organisation), []byte(a.Head.Hash), []byte(s.catalogues[a.Framework].Digest), []byte(s.reports.program), []byte(a.Proof.Status))
 	sum := sha256.Sum256(input)
 	return fmt.Sprintf("reports/%s/%s-%d-%s.%s", tenant, a.Framework, a.Head.Sequence, hex.EncodeToString(sum[:6]), format.Extension())
 }
 
 // document returns the input of the renderers. Nothing in it depends on the present time.
-func (s *Service) document(ctx context.Context, tenant authz.TenantID, j judgement) (compliance.Document, error) {
+func (s *Service) document(ctx context.Context, tenant authz.TenantID, organisation string, j judgement) (compliance.Document, error) {
 	checkpoint, err := s.reader.CheckpointAt(ctx, j.Head.Sequence)
 	if err != nil {
 		return compliance.Document{}, fmt.Errorf("making the checkpoint at the head: %w", err)
@@ -100,7 +104,7 @@ func (s *Service) document(ctx context.Context, tenant authz.TenantID, j judgeme
 	}
 	fingerprint := audit.Fingerprint(j.chainID, public)
 	return compliance.Document{
-		Tenant: tenant, Assessment: j.Assessment, Name: c.Name, Limits: c.Limits, Profiles: c.Profiles(),
+		Tenant: tenant, Organisation: organisation, Assessment: j.Assessment, Name: c.Name, Limits: c.Limits, Profiles: c.Profiles(),
 		ChainID: j.chainID, Fingerprint: fingerprint, KeyID: j.keyID, PublicKey: j.publicKey,
 		Checkpoint: checkpoint.Text(), History: withHead(j.history, j.Assessment), Activity: j.activity,
 		Command: fmt.Sprintf("latticekeep compliance score --file export.jsonl --fingerprint %s --tenant %s --framework %s --head %d",

@@ -53,6 +53,9 @@ type Config struct {
 	// Inventory returns the bill of materials of the principal's tenant.
 	Inventory func(ctx context.Context, p authz.Principal) ([]byte, error)
 
+	// Organisation returns the name of a tenant.
+	Organisation func(ctx context.Context, id authz.TenantID) (string, error)
+
 	Program string // name and version of this program
 	Now     func() time.Time
 	Logger  *slog.Logger
@@ -60,14 +63,15 @@ type Config struct {
 
 // Service scores tenants and makes reports. Its methods may be called concurrently.
 type Service struct {
-	guard      *guard.Guard
-	reader     *reader.Reader
-	verifier   *verify.LiveVerifier
-	catalogues map[compliance.Framework]*compliance.Catalogue
-	state      func(context.Context) (compliance.State, error)
-	inventory  func(context.Context, authz.Principal) ([]byte, error)
-	now        func() time.Time
-	logger     *slog.Logger
+	guard        *guard.Guard
+	reader       *reader.Reader
+	verifier     *verify.LiveVerifier
+	catalogues   map[compliance.Framework]*compliance.Catalogue
+	state        func(context.Context) (compliance.State, error)
+	inventory    func(context.Context, authz.Principal) ([]byte, error)
+	organisation func(context.Context, authz.TenantID) (string, error)
+	now          func() time.Time
+	logger       *slog.Logger
 
 	evidence *gatherer
 	reports  *reportStore
@@ -81,7 +85,7 @@ type Service struct {
 // New returns a service. It returns an error for a malformed catalogue, with its file and line.
 func New(s store.Store, guard *guard.Guard, c Config) (*Service, error) {
 	if s == nil || guard == nil || c.Reader == nil || c.Verifier == nil || c.State == nil || c.Seal == nil || c.Open == nil || c.Reports == nil || c.Sign == nil || c.Verify == nil ||
-		c.Inventory == nil {
+		c.Inventory == nil || c.Organisation == nil {
 		return nil, errors.New("the compliance service lacks a part")
 	}
 	catalogues, err := compliance.LoadCatalogues(c.Catalogues)
@@ -94,7 +98,7 @@ func New(s store.Store, guard *guard.Guard, c Config) (*Service, error) {
 	}
 	logger := cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
 	return &Service{
-		guard: guard, reader: c.Reader, verifier: c.Verifier, catalogues: catalogues, state: c.State, inventory: c.Inventory,
+		guard: guard, reader: c.Reader, verifier: c.Verifier, catalogues: catalogues, state: c.State, inventory: c.Inventory, organisation: c.Organisation,
 		now: now, logger: logger,
 		evidence: newGatherer(evidenceRows{store: s, seal: c.Seal, unseal: c.Open, logger: logger}, c.Reader),
 		reports: &reportStore{

@@ -121,8 +121,9 @@ func (w *world) newService() *Service {
 		Verify: func(b, signature []byte) bool {
 			return w.signer.Public().Verify("latticekeep/report/v1", b, signature)
 		},
-		Renderers: map[compliance.Format]compliance.Renderer{compliance.PDF: w.render, compliance.OSCAL: w.render, compliance.KSI: w.render},
-		Inventory: func(context.Context, authz.Principal) ([]byte, error) { return []byte("{}"), nil },
+		Renderers:    map[compliance.Format]compliance.Renderer{compliance.PDF: w.render, compliance.OSCAL: w.render, compliance.KSI: w.render},
+		Inventory:    func(context.Context, authz.Principal) ([]byte, error) { return []byte("{}"), nil },
+		Organisation: func(context.Context, authz.TenantID) (string, error) { return "Example Ltd", nil },
 	})
 	check(w.t, err)
 	return s

@@ -11,7 +11,7 @@ import (
 // scope writes what the report is and what it cannot be.
 func (s *sheet) scope() {
 	c := s.d.Assessment.Coverage
-	s.section("scope", "Scope and limits", true)
+	s.section("scope", "Scope and limits", 110)
 	s.heading("What this report is")
 	s.flow(body, "It shows what the audit log is evidence for, control by control, for one tenant and as of one entry of the log, the head. A program wrote it "+
 		"from the log; nobody edited it, and the same head gives the same report, byte for byte. Whatever it says is followed by the entries that "+
@@ -86,7 +86,7 @@ func areIs(n int) string {
 // manual lists the controls that a person judges.
 func (s *sheet) manual() {
 	_, manual := split(s.d.Assessment.Controls)
-	s.section("manual", "Manual controls", false)
+	s.section("manual", "Manual controls", 60)
 	if len(manual) == 0 {
 		s.flow(body, "The catalogue lists none. That does not mean that there are none in the framework.")
 		return
@@ -118,7 +118,7 @@ func (s *sheet) manual() {
 // head writes exactly which log, and how much of it, the report covers.
 func (s *sheet) head() {
 	a := s.d.Assessment
-	s.section("head", "Head of the chain", true)
+	s.section("head", "Head of the chain", 220)
 	s.flow(body, "The head is the newest entry that was looked at. Its hash covers that entry and, through the links, every entry before it.")
 	s.facts(left, width, 40, mono.at(7.8),
 		"Sequence", strconv.FormatUint(a.Head.Sequence, 10),
@@ -152,7 +152,7 @@ func (s *sheet) proofText() string {
 
 // verify writes how to check the report without trusting it.
 func (s *sheet) verify() {
-	s.section("verify", "How to verify this report", false)
+	s.section("verify", "How to verify this report", 60)
 	s.flow(body, "None of this needs the service that wrote the report, nor trust in who runs it.")
 	steps := []struct{ heading, text, code string }{
 		{"Compare the fingerprint", "It says whose log it is: the hash of the chain's id and its public key. Compare it with the one that you noted when the log began, or that its owner gave you " +
@@ -183,7 +183,7 @@ func (s *sheet) verify() {
 
 // glossary explains the terms.
 func (s *sheet) glossary() {
-	s.section("glossary", "Glossary", false)
+	s.section("glossary", "Glossary", 60)
 	row := func(word, meaning string) []cell { return cells(word, meaning) }
 	s.table(wide(column{heading: "Word", width: 32, style: strong.at(8)}, column{heading: "Meaning", style: small}), [][]cell{
 		row("Audit log", "The record of what was done and refused in the service, one entry after the other, of all tenants in one chain. A report reads those of one tenant."),

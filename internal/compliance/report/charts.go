@@ -13,7 +13,7 @@ import (
 // history, the controls, and the contents of the log.
 func (s *sheet) summary() {
 	a := s.d.Assessment
-	s.section("summary", "Summary", true)
+	s.section("summary", "Summary", 150)
 	const gap = 5.0
 	w, h := (width-2*gap)/3, 62.0
 	for i, panel := range []struct {

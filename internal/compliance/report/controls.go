@@ -25,7 +25,7 @@ func profile(p string) string {
 // controls writes each judged control with its probes.
 func (s *sheet) controls() {
 	judged, _ := split(s.d.Assessment.Controls)
-	s.section("controls", "Controls with evidence", true)
+	s.section("controls", "Controls with evidence", 120)
 	s.flow(body, "Each control with the probes that it was judged by. A citation names an entry of the log by its sequence and its SHA3-256 hash; where a probe read "+
 		"many entries, some of them stand for all.")
 	s.meanings()
@@ -134,11 +134,12 @@ var probeTitle = strong.at(9)
 func citations(p compliance.ProbeResult) (table, [][]cell) {
 	rows := make([][]cell, len(p.Evidence))
 	for i, e := range p.Evidence {
-		rows[i] = cells(strconv.FormatUint(e.Sequence, 10), e.Hash)
+		rows[i] = cells(strconv.FormatUint(e.Sequence, 10), e.Event+", "+e.Time.UTC().Format(time.DateTime)+"\n"+e.Actor, e.Hash)
 	}
 	return table{x: probeX, w: probeWidth, pad: 0.75, keep: true, columns: []column{
-		{heading: "Sequence", width: 26, style: mono},
-		{heading: "Hash of the entry (SHA3-256)", style: mono},
+		{heading: "Sequence", width: 22, style: mono.at(5.8)},
+		{heading: "Event, time (UTC) and actor", width: 61, style: small.at(6.8)},
+		{heading: "Hash of the entry (SHA3-256)", style: mono.at(5.6)},
 	}}, rows
 }
 

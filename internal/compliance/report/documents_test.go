@@ -23,7 +23,9 @@ func hashOf(sequence uint64) string {
 func refs2(sequences ...uint64) []compliance.Reference {
 	out := []compliance.Reference{}
 	for _, s := range sequences {
-		out = append(out, compliance.Reference{Sequence: s, Hash: hashOf(s)})
+		out = append(out, compliance.Reference{
+			Sequence: s, Hash: hashOf(s), Event: "CREDENTIAL_UNSEALED", Actor: "api_key key_mfrggzdfmztwq2lknnwg23tpoa", Time: headTime.Add(-time.Duration(s) * time.Minute),
+		})
 	}
 	return out
 }
@@ -102,7 +104,7 @@ func document(f compliance.Framework, name, version string, score *float64, cont
 		key[i] = hashOf(uint64(i))[0]
 	}
 	d := compliance.Document{
-		Tenant: "ten_mfrggzdfmztwq2lknnwg23tpoa",
+		Tenant: "ten_mfrggzdfmztwq2lknnwg23tpoa", Organisation: "Example Ltd",
 		Assessment: compliance.Assessment{
 			Framework: f, Version: version, Score: score,
 			Coverage: compliance.Coverage{Controls: len(controls), Evidenced: evidenced, Percent: percent},
@@ -215,7 +217,9 @@ func huge() compliance.Document {
 		for j := range i % 4 {
 			p := probe(fmt.Sprintf("probe_%d", j), strings.Repeat("A title that goes on and on ", j*2+1), results[j], i*j, j*365, strings.Repeat("a detail of many words ", 1+i*j))
 			for k := range uint64(i * j % 50) {
-				p.Evidence = append(p.Evidence, compliance.Reference{Sequence: 9007199254740991 - k, Hash: hashOf(k)})
+				p.Evidence = append(p.Evidence, compliance.Reference{
+					Sequence: 9007199254740991 - k, Hash: hashOf(k), Event: "PASSWORD_RESET_REQUESTED", Actor: "service_account " + strings.Repeat("0123456789ab", 3), Time: headTime,
+				})
 			}
 			c.Probes = append(c.Probes, p)
 		}

@@ -74,7 +74,14 @@ func (s *sheet) cover() {
 	}
 
 	s.y = band + 14
-	s.facts(left, width, 34, strong, "Tenant", string(s.d.Tenant), "As of", moment(a.Head.Time), "Head", "sequence "+strconv.FormatUint(a.Head.Sequence, 10))
+	about := []string{"Tenant", string(s.d.Tenant)}
+	if s.d.Organisation != "" {
+		about = append([]string{"Organisation", printable(s.d.Organisation)}, about...)
+	}
+	if len(s.d.Activity) > 0 {
+		about = append(about, "Period", s.period())
+	}
+	s.facts(left, width, 34, strong, append(about, "As of", moment(a.Head.Time), "Head", "sequence "+strconv.FormatUint(a.Head.Sequence, 10))...)
 	s.facts(left, width, 34, mono.at(7.8), "Hash of the head", a.Head.Hash, "Chain", s.d.ChainID, "Fingerprint", s.d.Fingerprint)
 	s.y += 4
 	switch {
@@ -94,6 +101,23 @@ func (s *sheet) cover() {
 	}
 	s.put(left, pageHeight-15, faint.at(7), "Written by "+s.d.Program+" from the audit log, without an editor")
 }
+
+// period says which entries the report is about, and how far its probes look back.
+func (s *sheet) period() string {
+	days := 0
+	for _, c := range s.d.Assessment.Controls {
+		for _, p := range c.Probes {
+			days = max(days, p.WindowDays)
+		}
+	}
+	text := fmt.Sprintf("%s to %s", date(s.d.Activity[0].First.Time), date(s.d.Assessment.Head.Time))
+	if days > 0 {
+		text += fmt.Sprintf("; probes look back %d days at most", days)
+	}
+	return text
+}
+
+func date(t time.Time) string { return t.UTC().Format("2 January 2006") }
 
 // lattice draws the hash of the head as a lattice of sixteen by sixteen points.
 func (s *sheet) lattice(x, y, side float64) {

@@ -101,10 +101,15 @@ func TestPDFSaysAllThatWasJudged(t *testing.T) {
 			for _, c := range a.Controls {
 				for _, p := range c.Probes {
 					for _, e := range p.Evidence {
-						if !regexp.MustCompile(fmt.Sprintf(`(?m)^ *%d +%s *$`, e.Sequence, e.Hash)).MatchString(text) {
+						if !regexp.MustCompile(fmt.Sprintf(`(?m)^ *%d +%s.* +%s *$`, e.Sequence, e.Event, e.Hash)).MatchString(text) {
 							t.Fatalf("the report does not cite %d of %s on one line", e.Sequence, c.ID)
 						}
 					}
+				}
+			}
+			for _, w := range []string{"Organisation Example Ltd", "Period", "probes look back", "CREDENTIAL_UNSEALED, 2026-11-19 06:00:00", "api_key key_mfrggzdfmztwq2lknnwg23tpoa"} {
+				if name == "soc2" && !strings.Contains(all, bare(w)) {
+					t.Errorf("the report does not say %q", w)
 				}
 			}
 			if got := strings.Contains(text, "There is no data"); got != (name == "empty") {

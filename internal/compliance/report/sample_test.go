@@ -149,7 +149,7 @@ func sample(t testing.TB, f compliance.Framework, d *diary) compliance.Document 
 		return a
 	}
 	doc := compliance.Document{
-		Tenant: sampleTenant, Assessment: derive(len(d.entries)), Name: c.Name, Limits: c.Limits, Profiles: c.Profiles(),
+		Tenant: sampleTenant, Organisation: "Example Ltd", Assessment: derive(len(d.entries)), Name: c.Name, Limits: c.Limits, Profiles: c.Profiles(),
 		ChainID: sampleChain, Fingerprint: audit.Fingerprint(sampleChain, samplePublicKey()), KeyID: sampleKeyID,
 		PublicKey: base64.StdEncoding.EncodeToString(samplePublicKey()), Program: "latticekeep",
 	}
@@ -166,7 +166,7 @@ func sample(t testing.TB, f compliance.Framework, d *diary) compliance.Document 
 
 	tallies := map[string]*compliance.Activity{"": {}}
 	for i, e := range d.entries {
-		at := compliance.Reference{Sequence: e.Sequence, Hash: e.Hash}
+		at := compliance.Reference{Sequence: e.Sequence, Hash: e.Hash, Event: string(e.EventType), Actor: e.Actor.Type + " " + e.Actor.ID, Time: e.Time()}
 		for _, event := range []string{"", string(e.EventType)} {
 			a := tallies[event]
 			if a == nil {

@@ -244,14 +244,10 @@ func (s *sheet) bullets(items ...string) {
 	s.y += 1
 }
 
-// section begins a chapter, on a new page if begin is true.
-func (s *sheet) section(key, heading string, begin bool) {
-	if begin {
-		s.page()
-	} else {
-		s.y += 6
-		s.need(60)
-	}
+// section begins a chapter, on a new page unless there is room for its beginning, in mm.
+func (s *sheet) section(key, heading string, room float64) {
+	s.y += 8
+	s.need(room)
 	s.mark(key, heading, 0)
 	s.put(left, s.y, title1, heading)
 	s.y += title1.line() + 1

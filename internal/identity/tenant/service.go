@@ -21,6 +21,20 @@ type Service struct{ tenants *Store }
 // NewService returns the service of the tenants in s.
 func NewService(s *Store) *Service { return &Service{s} }
 
+// TenantName returns the name of a tenant. The caller has authorised the principal. Error:
+// fault.Unavailable.
+func (s *Service) TenantName(ctx context.Context, id authz.TenantID) (string, error) {
+	var t Tenant
+	err := s.tenants.store.View(ctx, func(r store.Reader) (err error) {
+		t, err = s.tenants.Read(r, id)
+		return err
+	})
+	if err != nil {
+		return "", fmt.Errorf("reading a tenant: %w", err)
+	}
+	return t.Name, nil
+}
+
 // Tenants returns at most limit tenants of the deployment, or all if limit is zero, in the order of
 // their ids. next is the cursor of the next page, if any. Errors: fault.Forbidden, fault.Invalid
 // for a cursor that is not a tenant's id, fault.Unavailable.
