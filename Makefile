@@ -186,6 +186,11 @@ fuzz: ## run every fuzz target for FUZZTIME (30s) each
 	    go test -run '^$$' -fuzz "^$${target#func }\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 1x "./$$(dirname "$$file")" </dev/null; \
 	done
 
+.PHONY: memory
+memory: build ## count how often a plaintext is in the memory of a server, as in docs/evidence/memory.md (Linux, root)
+	@go build -o $(BIN)/tools/memscan ./hack/memscan
+	@$(BIN)/tools/memscan -latticekeep $(BIN)/latticekeep
+
 .PHONY: bench
 bench: build ## drive the built server over loopback and print docs/benchmarks.md's tables; BENCH="-part embedded -rounds 3" chooses
 	@go build -o $(BIN)/tools/bench ./hack/bench

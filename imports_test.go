@@ -26,7 +26,7 @@ const module = "github.com/latticekeep/latticekeep"
 var ours = map[string]string{
 	".": "internal/cli",
 	"internal/cli": "api/v1alpha1 controllers internal/app internal/config internal/buildinfo internal/cli/admin internal/cli/auditlog internal/cli/command " +
-		"internal/cli/score internal/cli/seal internal/cli/transfer internal/store/format",
+		"internal/cli/score internal/cli/seal internal/cli/transfer internal/dumps internal/store/format",
 	"internal/cli/admin":    "internal/cli/command api/client api/openapi/v2",
 	"internal/cli/auditlog": "internal/cli/command api/client api/openapi/v2 internal/doctor internal/export internal/offline internal/progress internal/audit internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/keyring internal/objects internal/state internal/store internal/fault",
 	"internal/cli/score":    "internal/cli/command api/client api/openapi/v2 internal/export internal/durable internal/compliance internal/audit internal/audit/verify internal/keyring internal/dualsig",
@@ -35,6 +35,7 @@ var ours = map[string]string{
 	"internal/cli/transfer": "internal/cli/command api/openapi/v2 internal/offline internal/durable internal/download internal/progress internal/buildinfo internal/backup internal/audit internal/audit/verify " +
 		"internal/keyring internal/store internal/store/bolt internal/store/format internal/fault",
 	"internal/cli/command": "api/client internal/offline internal/audit internal/audit/verify internal/dualsig internal/fault",
+	"internal/dumps":       "",
 
 	"internal/app": "controllers controllers/admission controllers/cluster server server/gate internal/config internal/offline internal/buildinfo internal/vault internal/transit internal/identity " +
 		"internal/identity/tokenreview internal/mail internal/sealingkey internal/custody internal/backup internal/keyring internal/audit internal/audit/guard internal/audit/keeper internal/audit/reader internal/audit/verify internal/audit/writer internal/authz " +
@@ -154,6 +155,7 @@ var ours = map[string]string{
 	"hack/bench":        "api/client api/openapi/v1 api/openapi/v2 test/pgtest test/kmstest test/kubetest internal/envelope internal/dualsig",
 	"hack/cluster":      "test/kubetest",
 	"hack/gotest":       "",
+	"hack/memscan":      "",
 	"hack/messages":     "",
 	"hack/reference":    "internal/cli internal/config",
 	"test/logtest":      "internal/offline internal/audit internal/audit/guard internal/audit/reader internal/audit/writer internal/authz internal/store internal/store/bolt internal/dualsig",
@@ -217,7 +219,7 @@ var vendors = map[string]string{
 
 	"github.com/go-json-experiment/json": "internal/audit server",
 	"golang.org/x/sync":                  "internal server/gate",
-	"golang.org/x/sys":                   "internal/clock", // is the clock synchronised?
+	"golang.org/x/sys":                   "internal/clock internal/dumps",
 
 	"filippo.io/mldsa":                         "tests",
 	"github.com/santhosh-tekuri/jsonschema/v6": "tests",

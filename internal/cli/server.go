@@ -8,6 +8,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/app"
 	"github.com/latticekeep/latticekeep/internal/cli/command"
 	"github.com/latticekeep/latticekeep/internal/config"
+	"github.com/latticekeep/latticekeep/internal/dumps"
 )
 
 func newServerCommand() *cobra.Command {
@@ -37,6 +38,9 @@ in the folder mail of the data directory.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c.Stdout, c.Stderr = cmd.OutOrStdout(), cmd.ErrOrStderr()
+			if err := dumps.Forbid(); err != nil {
+				return err
+			}
 			app.TuneGC()
 			switch {
 			case dev:

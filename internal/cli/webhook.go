@@ -7,6 +7,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/app"
 	"github.com/latticekeep/latticekeep/internal/cli/command"
+	"github.com/latticekeep/latticekeep/internal/dumps"
 )
 
 func newWebhookCommand() *cobra.Command {
@@ -30,6 +31,9 @@ names in --client-name; docs/guides/admission.md says how an API server is told 
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if len(o.ClientNames) > 0 && o.ClientCAFile == "" {
 				return command.UsageError("--client-name needs --client-ca-file: without it no certificate is asked for")
+			}
+			if err := dumps.Forbid(); err != nil {
+				return err
 			}
 			o.Stderr = cmd.ErrOrStderr()
 			return o.Run(cmd.Context())

@@ -105,9 +105,9 @@ type Document struct {
 	Bytes       []byte // overwritten after it is sent
 }
 
-// answers holds buffers for encoding. A buffer larger than maxKeptAnswer, which exceeds most
-// answers, is not reused.
-var answers = sync.Pool{New: func() any { return new(bytes.Buffer) }}
+// answers holds buffers for encoding. They begin large enough for most answers, because a buffer that
+// grows leaves its content behind in memory, where it cannot be cleared. A larger one is not reused.
+var answers = sync.Pool{New: func() any { return bytes.NewBuffer(make([]byte, 0, maxKeptAnswer)) }}
 
 const maxKeptAnswer = 32 << 10
 
