@@ -143,7 +143,7 @@ func New(config Config) (*Server, error) {
 		s.engine.Use(s.trace)
 	}
 	s.engine.Use(s.observe, s.recover, unescape)
-	s.engine.NoRoute(s.refuse(http.StatusNotFound, "there is no such endpoint"))
+	s.engine.NoRoute(s.missing)
 	s.engine.NoMethod(s.refuse(http.StatusMethodNotAllowed, "the endpoint does not have this method"))
 
 	if !config.OperationsApart {
@@ -152,7 +152,7 @@ func New(config Config) (*Server, error) {
 	s.engine.GET("/v1/openapi.yaml", served(openapi.V1()))
 	s.engine.GET("/api/v2/openapi.yaml", served(openapi.V2()))
 	docs.Register(s.engine)
-	dashboard.Register(s.engine, s.refuse(http.StatusNotFound, "there is no such endpoint"))
+	dashboard.Register(s.engine, s.missing)
 	s.v1, err = v1.Register(s.engine, s.gate, &v1.API{Transit: config.Transit, Reader: config.Reader})
 	if err != nil {
 		return nil, fmt.Errorf("making the server: %w", err)
@@ -351,6 +351,17 @@ func (s *Server) recover(c *gin.Context) {
 		s.version(c).Refuse(c, fault.Internal)
 	}()
 	c.Next()
+}
+
+// missing answers requests for a path that does not exist: a browser gets a page.
+//
+//nolint:contextcheck // the handler has the context of its request
+func (s *Server) missing(c *gin.Context) {
+	err := s.gate.CountStranger(c)
+	if err == nil && dashboard.Missing(c) {
+		return
+	}
+	s.version(c).Refuse(c, cmp.Or(err, gate.Refusal(http.StatusNotFound, "there is no such endpoint")))
 }
 
 // refuse answers requests that reach no endpoint.

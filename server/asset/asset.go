@@ -45,6 +45,12 @@ func (a *Asset) Write(c *gin.Context) {
 	http.ServeContent(c.Writer, c.Request, "", time.Time{}, bytes.NewReader(body))
 }
 
+// WriteStatus answers with the asset under a status that is not a success.
+func (a *Asset) WriteStatus(c *gin.Context, status int) {
+	c.Header("X-Content-Type-Options", "nosniff")
+	c.Data(status, a.contentType, a.content)
+}
+
 func compress(b []byte) []byte {
 	var out bytes.Buffer
 	w, _ := gzip.NewWriterLevel(&out, gzip.BestCompression) // the level is valid

@@ -14,8 +14,10 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"io/fs"
+	"net/http"
 	"path"
 	"strings"
+	"sync"
 
 	"github.com/gin-gonic/gin"
 
@@ -53,6 +55,7 @@ var contentTypes = map[string]string{
 	".js":   "text/javascript; charset=utf-8",
 	".css":  "text/css; charset=utf-8",
 	".svg":  "image/svg+xml",
+	".ico":  "image/x-icon",
 	".json": "application/json",
 	".txt":  "text/plain; charset=utf-8",
 	".md":   "text/plain; charset=utf-8",
@@ -66,10 +69,29 @@ type site struct {
 	assets  map[string]*asset.Asset // keyed by name below static
 }
 
-// Register adds the page at each of its addresses and the assets below /assets/. missing answers
-// requests for an unknown asset.
+// loadSite reads the files of this build, once for all servers of the process.
+var loadSite = sync.OnceValue(func() *site { return load(files) })
+
+// Missing answers a browser that asks for an address that does not exist, with the page and status
+// 404. It returns false, and answers nothing, for everybody else: programs get the errors of the
+// interface.
+func Missing(c *gin.Context) bool {
+	p, method := c.Request.URL.Path, c.Request.Method
+	isInterface := strings.HasPrefix(p, "/api/") || strings.HasPrefix(p, "/v1/") || p == "/api" || p == "/v1"
+	if isInterface || method != http.MethodGet && method != http.MethodHead || !strings.Contains(c.GetHeader("Accept"), "text/html") {
+		return false
+	}
+	s := loadSite()
+	s.setPolicies(c)
+	c.Header("Cross-Origin-Resource-Policy", "same-origin")
+	s.page.WriteStatus(c, http.StatusNotFound)
+	return true
+}
+
+// Register adds the page at each of its addresses, the assets below /assets/ and the icon for clients
+// that do not read the page. missing answers requests for an unknown asset.
 func Register(r gin.IRouter, missing gin.HandlerFunc) {
-	s := load(files)
+	s := loadSite()
 	for _, p := range pages {
 		r.GET(p, s.servePage)
 		r.HEAD(p, s.servePage)
@@ -82,6 +104,12 @@ func Register(r gin.IRouter, missing gin.HandlerFunc) {
 		}
 		s.serveAsset(c, a)
 	}
+	icon := func(c *gin.Context) {
+		c.Header("Cache-Control", "public, max-age=86400")
+		write(c, s.assets["favicon.ico"])
+	}
+	r.GET("/favicon.ico", icon)
+	r.HEAD("/favicon.ico", icon)
 	r.GET("/assets/:version/*file", serve)
 	r.HEAD("/assets/:version/*file", serve)
 }
@@ -123,9 +151,15 @@ func load(tree fs.FS) *site {
 	return s
 }
 
-// servePage answers with the page and its security headers. The page is the same for everyone: only
-// what it fetches shows whether a user is signed in.
+// servePage answers with the page. The page is the same for everyone: only what it fetches shows
+// whether a user is signed in.
 func (s *site) servePage(c *gin.Context) {
+	s.setPolicies(c)
+	write(c, s.page)
+}
+
+// setPolicies sets the security headers of the page.
+func (s *site) setPolicies(c *gin.Context) {
 	h := c.Writer.Header()
 	h.Set("Content-Security-Policy", policy)
 	h.Set("Permissions-Policy", permissions)
@@ -133,7 +167,6 @@ func (s *site) servePage(c *gin.Context) {
 	h.Set("Cross-Origin-Opener-Policy", "same-origin")
 	h.Set("X-Frame-Options", "DENY")
 	h.Set("Cache-Control", "no-store") // the page names the assets of this build
-	write(c, s.page)
 }
 
 // serveAsset answers with a file that never changes at its address: another build uses another

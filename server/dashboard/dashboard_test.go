@@ -75,7 +75,7 @@ func TestThePageIsAtEachOfItsAddresses(t *testing.T) {
 	}
 	for _, elsewhere := range []string{
 		"/index.html", "/vault/", "/vault/a/b", "/settings/", "/settings/else", "/api", "/api/v2/vault/list", "/v1/keys", "/healthz", "/metrics",
-		"/static/index.html", "/assets", "/verify/", "/robots.txt", "/favicon.ico",
+		"/static/index.html", "/assets", "/verify/", "/robots.txt",
 	} {
 		if w := get(t, elsewhere); w.Code != http.StatusNotFound {
 			t.Errorf("%s: %d", elsewhere, w.Code)

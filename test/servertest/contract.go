@@ -90,7 +90,7 @@ func (c *Contract) DocumentOf(path string) Document {
 // contract.
 func IsPage(path string) bool {
 	first, _, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
-	return slices.Contains([]string{"docs", "assets", "", "vault", "crypto", "keys", "compliance", "audit", "cluster", "settings",
+	return slices.Contains([]string{"docs", "assets", "favicon.ico", "", "vault", "crypto", "keys", "compliance", "audit", "cluster", "settings",
 		"sign-in", "register", "verify", "forgot", "reset", "join"}, first)
 }
 

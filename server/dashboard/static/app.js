@@ -58,9 +58,12 @@ function Shown({route}) {
   return html`<${state.view} key=${path} />`; // another object of the same kind is another page
 }
 
+// Missing needs nobody to be signed in.
 function Missing() {
   return html`<${Page} title="This page does not exist"><p>The address may be incomplete. <${Link} to="/">Go to the overview<//>.</p><//>`;
 }
+
+const Outside = ({children}) => html`<div class="entry"><div><header><a class="brand" href="/"><img src=${icon} alt="" /> Latticekeep</a></header><main id="main" class="panel">${children}</main></div></div>`;
 
 function Side({account, section, signOut}) {
   const [open, setOpen] = useState(false);
@@ -112,8 +115,8 @@ function Inside({found, question, answer}) {
   return html`<${Account.Provider} value=${value}>
     <div class="shell">
       <a class="skip" href="#main" onClick=${e => { e.preventDefault(); document.querySelector('main h1')?.focus(); }}>Skip to the content</a>
-      <${Side} account=${value} section=${found?.route.section} signOut=${signOut} />
-      <main id="main"><${Standing} account=${value} />${found ? html`<${Shown} route=${found.route} />` : html`<${Missing} />`}</main>
+      <${Side} account=${value} section=${found.route.section} signOut=${signOut} />
+      <main id="main"><${Standing} account=${value} /><${Shown} route=${found.route} /></main>
     </div>
     ${again}
   <//>`;
@@ -142,7 +145,8 @@ function App() {
   const answer = useCallback(signedIn => setQuestion(q => { q?.resolve(signedIn); return null; }), []);
   return html`
     <${Router} routes=${routes} show=${found => {
-      if (found?.route.public) return html`<div class="entry"><div><header><a class="brand" href="/"><img src=${icon} alt="" /> Latticekeep</a></header><main id="main" class="panel"><${Shown} key=${found.route.path} route=${found.route} /></main></div></div>`;
+      if (!found) return html`<${Outside}><${Missing} /><//>`;
+      if (found.route.public) return html`<${Outside}><${Shown} key=${found.route.path} route=${found.route} /><//>`;
       return html`<${Inside} key="inside" found=${found} question=${question} answer=${answer} />`;
     }} />
     <${Messages} />`;

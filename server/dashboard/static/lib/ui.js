@@ -103,7 +103,8 @@ const remedies = {
 
 // Trouble shows a failure: what to do about it, what the server said, the id of the
 // request and, when it may be repeated, a button that counts down if it has to wait. The
-// first two are read out, and nothing is again with every second of the countdown.
+// first two are read out, and nothing is again with every second of the countdown. texts
+// says more by the status; a pair of title and text is all that there is to say.
 export function Trouble({error, retry, texts = {}}) {
   const [, tick] = useState(0);
   const wait = Math.max(0, Math.ceil(((error.retryAt ?? 0) - Date.now()) / 1000));
@@ -113,11 +114,12 @@ export function Trouble({error, retry, texts = {}}) {
     return () => clearTimeout(timer);
   });
   const known = error.status === undefined ? ['This did not work', error.message] : remedies[error.status] ?? remedies[500];
-  const [title, remedy] = [known[0], texts[error.status] ?? known[1]];
+  const text = texts[error.status], whole = Array.isArray(text);
+  const [title, remedy] = whole ? text : [known[0], text ?? known[1]];
   return html`<div class="trouble">
     <div role="alert" class="stack tight"><p><strong>${title}.</strong> ${remedy}</p>
-      ${error.status !== undefined && error.message && html`<p class="quiet">The server says: ${visible(error.message)}</p>`}</div>
-    ${error.requestID && html`<p class="quiet">Request id <${Hash} whole label="Copy the request id">${error.requestID}<//></p>`}
+      ${error.status !== undefined && error.message && !whole && html`<p class="quiet">The server says: ${visible(error.message)}</p>`}</div>
+    ${error.requestID && !whole && html`<p class="quiet">Request id <${Hash} whole label="Copy the request id">${error.requestID}<//></p>`}
     ${(retry || wait > 0) && html`<p><button type="button" disabled=${wait > 0} onClick=${retry}>${wait > 0 ? `Try again in ${wait} s` : 'Try again'}</button></p>`}
   </div>`;
 }

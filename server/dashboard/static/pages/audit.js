@@ -2,7 +2,7 @@
 import {html, useEffect, useRef, useState} from '../vendor/preact.js';
 import {useAccount} from '../lib/account.js';
 import {get} from '../lib/api.js';
-import {count, number, words} from '../lib/format.js';
+import {count, deed, number, words} from '../lib/format.js';
 import {Actor, Fingerprint, Outcome, Resource, checkEntry, follow, openLog, verdict} from '../lib/log.js';
 import {Choice, Empty, Facts, Hash, Input, Link, Loaded, Page, Pages, Panel, Skeleton, Table, Tag, Time, Trouble, setQuery, useHere, useLoad} from '../lib/ui.js';
 import {Reviews} from './reviews.js';
@@ -62,7 +62,7 @@ export function Audit() {
 
 const columns = (account, verdicts) => [
   {title: 'Time', class: 'when', cell: e => html`<${Time} at=${e.timestamp} />`},
-  {title: 'Event', class: 'whole', cell: e => html`<${Link} to=${'/audit/' + e.sequence}>${words(e.event_type)}<//>`},
+  {title: 'Event', class: 'whole', cell: e => html`<${Link} to=${'/audit/' + e.sequence}>${deed(e)}<//>`},
   {title: 'Outcome', class: 'fit', cell: e => html`<${Outcome} of=${e.outcome} />`},
   {title: 'Actor', class: 'whole', cell: e => html`<${Actor} of=${e.actor} mine=${account.user?.user_id} />`},
   {title: 'Resource', class: 'whole', cell: e => html`<${Resource} of=${e.resource} />`},

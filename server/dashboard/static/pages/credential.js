@@ -3,7 +3,7 @@
 import {html, useState} from '../vendor/preact.js';
 import {useAccount} from '../lib/account.js';
 import {del, gather, get, post, put} from '../lib/api.js';
-import {count, number, words} from '../lib/format.js';
+import {count, deed, number, words} from '../lib/format.js';
 import {Actor, Outcome} from '../lib/log.js';
 import {Rows, fromRows} from '../lib/rows.js';
 import {Brief, Secret, useBriefly} from '../lib/secret.js';
@@ -163,7 +163,7 @@ function Trail({id, turn}) {
         <div class="check"><input type="checkbox" id="all-entries" checked=${all} onChange=${e => setAll(e.target.checked)} /><label for="all-entries">Show also when its metadata was read</label></div>
         ${entries.length > 0 && html`<${Table} caption="Audit entries of this credential" rowKey="sequence" rows=${entries} columns=${[
           {title: 'When', cell: e => html`<${Time} at=${e.timestamp} />`},
-          {title: 'Event', cell: e => html`<${Link} to=${'/audit/' + e.sequence}>${words(e.event_type)}<//>`},
+          {title: 'Event', cell: e => html`<${Link} to=${'/audit/' + e.sequence}>${deed(e)}<//>`},
           {title: 'Outcome', cell: e => html`<${Outcome} of=${e.outcome} />`},
           {title: 'Actor', cell: e => html`<${Actor} of=${e.actor} mine=${account.user?.user_id} />`},
           {title: 'Entry', class: 'number', cell: e => number(e.sequence)},

@@ -2,7 +2,7 @@
 import {html, useState} from '../vendor/preact.js';
 import {useAccount} from '../lib/account.js';
 import {post} from '../lib/api.js';
-import {count} from '../lib/format.js';
+import {count, overTLS} from '../lib/format.js';
 import {Brief, Secret, useBriefly} from '../lib/secret.js';
 import {Copy, Empty, Field, Form, Hash, Input, Link, Page, Panel, Table, Tag, save, setQuery, useHere} from '../lib/ui.js';
 
@@ -72,7 +72,7 @@ function Encrypt({state: {text, key, envelope}, set, takeOver}) {
   };
   return html`<${Panel} title="Encrypt"><${Allowed}>
       <${Form} onSubmit=${encrypt} submit="Encrypt">
-        <${Area} label="Text" hint="It goes to the server over TLS and is not stored." error=${tooLong(text)} value=${text} onInput=${value => set({text: value, envelope: undefined})} />
+        <${Area} label="Text" hint=${`It goes to the server${overTLS} and is not stored.`} error=${tooLong(text)} value=${text} onInput=${value => set({text: value, envelope: undefined})} />
         <${Input} label="Key" optional maxlength="128" hint=${html`The id of a named key${account.can('keys:read') && html`, as shown among the <${Link} to="/keys">keys<//>`}. Leave it empty for the default key of your organisation.`} value=${key} onInput=${value => set({key: value, envelope: undefined})} />
       <//><//>
     <//>

@@ -2,7 +2,7 @@
 import {html, useEffect, useRef, useState} from '../vendor/preact.js';
 import {useAccount} from '../lib/account.js';
 import {get} from '../lib/api.js';
-import {count, number, words} from '../lib/format.js';
+import {count, deed, number} from '../lib/format.js';
 import {Actor, Fingerprint, Outcome, Resource, checkEntry, nextOf, openLog, previousOf, verdict} from '../lib/log.js';
 import {Act, Copy, Empty, Facts, Hash, Link, Loaded, Name, Page, Panel, Table, Tag, Time, Trouble, navigate, say, save, useHere, useLoad} from '../lib/ui.js';
 
@@ -45,7 +45,7 @@ function Said({entry: e}) {
   const account = useAccount();
   const attributes = Object.entries(e.attributes).sort(([a], [b]) => a < b ? -1 : 1);
   return html`<div class="grid spaced">
-    <${Panel} title=${words(e.event_type)}>
+    <${Panel} title=${deed(e)}>
       <${Facts} of=${[
         ['Time', html`<${Time} at=${e.timestamp} />, <${Time} at=${e.timestamp} relative />`],
         ['Outcome', html`<${Outcome} of=${e.outcome} />`],

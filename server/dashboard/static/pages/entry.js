@@ -40,7 +40,7 @@ export function SignInForm({email: known = '', fixed = false, done}) {
     await done();
   };
   return html`<${Form} onSubmit=${signIn} submit="Sign in" texts=${{
-    401: 'The address and the password do not belong together, or there were too many attempts. Check both and try again after a while.'}}>
+    401: ['Not signed in', 'The address and the password do not belong together, or there were too many attempts. Check both and try again after a while.']}}>
     <${Input} label="E-mail address" type="email" autocomplete="username" readonly=${fixed} value=${email} onInput=${setEmail} autofocus=${!known} />
     <${Password} label="Password" autocomplete="current-password" value=${password} onInput=${setPassword} autofocus=${!!known} />
   <//>`;
@@ -90,7 +90,8 @@ function useToken() {
   return token;
 }
 
-const spent = {400: 'The link has been used or is too old. Ask for a new one.', 401: 'The link has been used or is too old. Ask for a new one.', 403: 'The link has been used or is too old. Ask for a new one.'};
+const used = ['The link does not work', 'It has been used or is too old. Ask for a new one.'];
+const spent = {400: used, 401: used, 403: used};
 
 const NoToken = ({children}) => html`<div class="stack"><p>This page is reached by the link in a mail, which can be used once. Open the link again, whole and as it is.</p><p class="links">${children}</p></div>`;
 

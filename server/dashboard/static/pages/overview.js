@@ -4,7 +4,7 @@ import {html} from '../vendor/preact.js';
 import {useAccount} from '../lib/account.js';
 import {get} from '../lib/api.js';
 import {Actor, Proof} from '../lib/log.js';
-import {count, frameworks, number, words} from '../lib/format.js';
+import {count, deed, frameworks, number} from '../lib/format.js';
 import {useScores} from '../lib/scores.js';
 import {Empty, Facts, Hash, Link, Loaded, Name, Page, Panel, Tag, Time, Trouble, useLoad} from '../lib/ui.js';
 
@@ -89,5 +89,5 @@ function Denials() {
   return html`<${Panel} title="Recent denials" actions=${html`<${Link} to="/audit?outcome=denied">All<//>`}><${Loaded} of=${denied}>${({entries, next_cursor: more}) => entries.length === 0
     ? html`<p class="quiet">${more ? 'None among the newest entries.' : 'None.'}</p>`
     : html`<p class="quiet">What was attempted and refused:</p><ul class="list">${entries.map(e => html`
-      <li key=${e.sequence}><${Link} to=${'/audit/' + e.sequence}>${words(e.event_type)}<//><span class="quiet"><${Actor} of=${e.actor} mine=${account.user?.user_id} /></span><${Time} at=${e.timestamp} relative /></li>`)}</ul>`}<//><//>`;
+      <li key=${e.sequence}><${Link} to=${'/audit/' + e.sequence}>${deed(e)}<//><span class="quiet"><${Actor} of=${e.actor} mine=${account.user?.user_id} /></span><${Time} at=${e.timestamp} relative /></li>`)}</ul>`}<//><//>`;
 }

@@ -2,7 +2,7 @@
 import {html, useEffect, useRef, useState} from '../vendor/preact.js';
 import {useAccount} from '../lib/account.js';
 import {gather, post} from '../lib/api.js';
-import {count, localDay, number} from '../lib/format.js';
+import {count, localDay, number, overTLS} from '../lib/format.js';
 import {Rows, checkRows, fromRows, newRow} from '../lib/rows.js';
 import {Empty, Filter, Form, Input, Link, Loaded, Name, Page, Pages, Panel, Search, Skeleton, Table, Tag, Time, navigate, say, setQuery, useHere, useLoad} from '../lib/ui.js';
 
@@ -131,7 +131,7 @@ export function NewCredential() {
     return html`<${Page} title="Seal a credential" back=${back}><${Empty} title="Your role does not allow this"><p>Members, admins and owners seal credentials. Ask an owner of your organisation.</p><//><//>`;
   }
   if (!account.writes) return html`<${Page} title="Seal a credential" back=${back}><${Empty} title="Not possible now"><p>${trialEnded}</p><//><//>`;
-  return html`<${Page} title="Seal a credential" back=${back} lead="The values go to the server over TLS, are encrypted there and never stored in plain. The name and the type are not secret.">
+  return html`<${Page} title="Seal a credential" back=${back} lead=${`The values go to the server${overTLS}, are encrypted there and never stored in plain. The name and the type are not secret.`}>
     <${SealForm} />
     ${account.can('vault:read') && html`<p class="quiet">For a workload in Kubernetes you can <${Link} to="/cluster/seal">seal a manifest in the browser<//> instead.</p>`}
   <//>`;
