@@ -482,7 +482,7 @@ func TestAServerWhoseOwnRowsArePutBackAnswersNothing(t *testing.T) {
 		t.Errorf("%d entries were written", next-head)
 	}
 	for path, status := range map[string]int{"/healthz": 200, "/metrics": 200, "/readyz": 503} {
-		r := w.Call(servertest.Request{Method: "GET", Path: path})
+		r := w.Call(servertest.Request{Method: "GET", Path: path, Key: w.keys["metrics:read"]})
 		if r.Status != status {
 			t.Errorf("%s: %d %s", path, r.Status, r.Body)
 		}

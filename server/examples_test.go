@@ -41,6 +41,7 @@ func newWorld(t *testing.T, word string) *world {
 		w.keys[scope] = w.GrantKeyIn(w.tenant, authz.Scope(scope))
 	}
 	w.keys["system:admin"] = w.GrantKeyIn(authz.SystemTenant, authz.SystemAdmin)
+	w.keys["metrics:read"] = w.GrantKeyIn(authz.SystemTenant, authz.MetricsRead)
 	return w
 }
 

@@ -91,7 +91,7 @@ func TestMetricsSpeakOfTemplatesOnly(t *testing.T) {
 	s.Get("/api/v2/vault/"+id).Want(t, http.StatusOK)
 	s.Call(servertest.Request{Method: "GET", Path: "/api/v2/vault/" + id}).Message(t, http.StatusUnauthorized)
 	s.Call(servertest.Request{Method: "FROBNICATE", Path: "/none/such"})
-	got := string(s.Call(servertest.Request{Method: "GET", Path: "/metrics"}).Body)
+	got := s.Metrics()
 	for _, want := range []string{
 		`latticekeep_http_requests_total{method="GET",route="/api/v2/vault/:credential_id",status="200"} 1`,
 		`latticekeep_http_requests_total{method="GET",route="/api/v2/vault/:credential_id",status="401"} 1`,
@@ -336,7 +336,7 @@ func TestAServerThatLostEntriesAnswersNothingElse(t *testing.T) {
 		}
 	}
 	for path, status := range map[string]int{"/healthz": 200, "/metrics": 200, "/readyz": 503} {
-		if r := w.Call(servertest.Request{Method: "GET", Path: path}); r.Status != status || bytes.Contains(r.Body, []byte("anchor")) {
+		if r := w.Call(servertest.Request{Method: "GET", Path: path, Key: w.keys["metrics:read"]}); r.Status != status || bytes.Contains(r.Body, []byte("anchor")) {
 			t.Errorf("%s: %d %s", path, r.Status, r.Body)
 		}
 	}

@@ -57,8 +57,8 @@ type Config struct {
 	TrustedProxies []string     // addresses or networks whose X-Forwarded-For is trusted; none by default
 
 	Metrics
-	// OperationsApart keeps /healthz, /readyz and /metrics off the listener of the interface. The
-	// caller serves them with [Server.ServeOperations].
+	// OperationsApart keeps /healthz, /readyz and /metrics off the listener of the interface, where
+	// /metrics takes a key with metrics:read. The caller serves them with [Server.ServeOperations].
 	OperationsApart bool
 	// Ready returns another reason for /readyz to fail, or nil. The function is optional.
 	Ready func() error
@@ -146,9 +146,6 @@ func New(config Config) (*Server, error) {
 	s.engine.NoRoute(s.missing)
 	s.engine.NoMethod(s.refuse(http.StatusMethodNotAllowed, "the endpoint does not have this method"))
 
-	if !config.OperationsApart {
-		s.operations(s.engine)
-	}
 	s.engine.GET("/v1/openapi.yaml", served(openapi.V1()))
 	s.engine.GET("/api/v2/openapi.yaml", served(openapi.V2()))
 	docs.Register(s.engine)
@@ -167,6 +164,9 @@ func New(config Config) (*Server, error) {
 	})
 	if err != nil {
 		return nil, fmt.Errorf("making the server: %w", err)
+	}
+	if !config.OperationsApart {
+		s.operations(s.engine, s.v2.Checks()) // everybody reaches this listener
 	}
 	return s, nil
 }
@@ -399,11 +399,12 @@ func knownMethod(method string) string {
 	return "other"
 }
 
-// operations adds the operational endpoints of the process.
-func (s *Server) operations(r gin.IRoutes) {
+// operations adds the operational endpoints of the process. The checks are for metrics, which name
+// objects of all tenants.
+func (s *Server) operations(r gin.IRoutes, checks ...gin.HandlerFunc) {
 	r.GET("/healthz", s.health)
 	r.GET("/readyz", s.ready)
-	r.GET("/metrics", gin.WrapH(s.metrics.handler()))
+	r.GET("/metrics", append(checks, gin.WrapH(s.metrics.handler()))...)
 }
 
 // operational reports whether a route is operational. The platform, not a user, calls these every

@@ -166,7 +166,7 @@ func TestWholeNumbersMayHaveAnySpelling(t *testing.T) {
 func TestValidationMessagesNameTheFieldAndTheRule(t *testing.T) {
 	s := newService(t)
 	seal, scopes := "/api/v2/vault/seal", make([]string, 0)
-	for _, scope := range append(authz.TenantScopes(), authz.SystemAdmin) {
+	for _, scope := range authz.Scopes() {
 		scopes = append(scopes, string(scope))
 	}
 	for _, c := range []struct{ path, body, says string }{

@@ -44,7 +44,7 @@ func TestASpanSaysWhatWasAskedAndAnsweredAndNothingElse(t *testing.T) {
 	s.Call(servertest.Request{Method: "CANARY", Path: "/canary"})
 	s.Get("/healthz")
 	s.Get("/readyz")
-	s.Get("/metrics")
+	s.Metrics()
 	ended := spans.Ended()
 	var got []string
 	for _, span := range ended {

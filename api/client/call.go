@@ -87,7 +87,7 @@ func (c call) anonymous() call {
 }
 
 func (c call) probe() call {
-	c.isAnonymous, c.isProbe = true, true
+	c.isProbe = true
 	return c
 }
 

@@ -361,10 +361,14 @@ func TestOperationalEndpoints(t *testing.T) {
 	must(c.V2.GetReadiness(ctx))(t)
 	must(c.V2.GetSealingKey(ctx))(t)
 	for name, call := range map[string]func(context.Context) (string, error){
-		"contract of v1": c.V1.GetContract, "contract of v2": c.V2.GetContract, "metrics": c.V2.GetMetrics,
+		"contract of v1": c.V1.GetContract, "contract of v2": c.V2.GetContract,
 	} {
 		if text, err := call(ctx); err != nil || len(text) < 1000 {
 			t.Errorf("%s: %d bytes, %v", name, len(text), err)
 		}
 	}
+	_, err := c.V2.GetMetrics(ctx)
+	fails(t, err, client.ErrUnauthenticated)
+	_, err = connect(t, withKey()).V2.GetMetrics(ctx) // a tenant's key
+	fails(t, err, client.ErrForbidden)
 }

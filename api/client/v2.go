@@ -181,16 +181,17 @@ func (v *V2) GetContract(ctx context.Context) (string, error) {
 
 // GetHealth reports whether the process answers. The client never repeats this call.
 func (v *V2) GetHealth(ctx context.Context) (*v2.Health, error) {
-	return do[v2.Health](ctx, v.transport, get("/healthz").probe())
+	return do[v2.Health](ctx, v.transport, get("/healthz").anonymous().probe())
 }
 
 // GetReadiness reports whether requests can be served. ErrUnavailable: not now. The client never
 // repeats this call.
 func (v *V2) GetReadiness(ctx context.Context) (*v2.Health, error) {
-	return do[v2.Health](ctx, v.transport, get("/readyz").probe())
+	return do[v2.Health](ctx, v.transport, get("/readyz").anonymous().probe())
 }
 
-// GetMetrics returns the metrics in the text format of Prometheus.
+// GetMetrics returns the metrics in the text format of Prometheus. It takes an API key of the deployment
+// with metrics:read, or the address of operations.listen. The client never repeats this call.
 func (v *V2) GetMetrics(ctx context.Context) (string, error) {
 	return v.transport.text(ctx, get("/metrics").probe())
 }

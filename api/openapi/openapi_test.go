@@ -286,7 +286,7 @@ func TestAnswersThatArePostedBackFitTheRequest(t *testing.T) {
 
 func TestScopesAndRolesAreThoseOfTheCode(t *testing.T) {
 	docs := documents(t)
-	scopes := append(authz.TenantScopes(), authz.SystemAdmin)
+	scopes := authz.Scopes()
 	for _, doc := range docs {
 		for _, op := range operations(doc) {
 			scope, scoped := op.Extensions["x-scope"].(string)

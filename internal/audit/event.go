@@ -77,6 +77,7 @@ const (
 	StateCommitted         EventType = "STATE_COMMITTED"     // a store of an earlier release: its rows are bound to the log from here on; earlier replays are not excluded
 	StateRowsAccepted      EventType = "STATE_ROWS_ACCEPTED" // rows that somebody else had written or removed were accepted as they are
 	StateRowsRemoved       EventType = "STATE_ROWS_REMOVED"  // rows that were wrong were removed
+	MetricsRead            EventType = "METRICS_READ"        // only attempts that failed: a scrape leaves no entry
 	ComplianceAssessed     EventType = "COMPLIANCE_ASSESSED" // the state that scores are based on
 	ComplianceScored       EventType = "COMPLIANCE_SCORED"
 	ComplianceHistoryRead  EventType = "COMPLIANCE_HISTORY_READ"

@@ -73,7 +73,8 @@ const (
 	AuditRead      Scope = "audit:read"
 	ComplianceRead Scope = "compliance:read"
 	AccountAdmin   Scope = "account:admin"
-	SystemAdmin    Scope = "system:admin" // administers the deployment; only keys of the system's tenant can carry it
+	SystemAdmin    Scope = "system:admin" // administers the deployment
+	MetricsRead    Scope = "metrics:read" // reads the metrics of the deployment, and nothing else
 )
 
 // TenantScopes returns every scope that a tenant's principal can hold.
@@ -83,6 +84,12 @@ func TenantScopes() []Scope {
 		KeysRead, KeysWrite, AuditRead, ComplianceRead, AccountAdmin,
 	}
 }
+
+// SystemScopes returns the scopes that only keys of the system's tenant can carry.
+func SystemScopes() []Scope { return []Scope{SystemAdmin, MetricsRead} }
+
+// Scopes returns every scope.
+func Scopes() []Scope { return append(TenantScopes(), SystemScopes()...) }
 
 // Kind is the kind of a principal.
 type Kind string
@@ -208,6 +215,7 @@ const (
 	DestroyKMSKey      Action = "destroy_kms_key"
 	ResealManifest     Action = "reseal"
 	CheckManifest      Action = "check"
+	ReadMetrics        Action = "read_metrics"
 
 	ListSealedCredentials Action = "list_sealed_credentials" // objects in the cluster
 )
@@ -278,6 +286,7 @@ var rules = map[Action]rule{
 	BackUp:             {scope: SystemAdmin},
 	ResealManifest:     {scope: VaultWrite},
 	CheckManifest:      {scope: VaultWrite},
+	ReadMetrics:        {scope: MetricsRead},
 
 	ListSealedCredentials: {scope: VaultRead, trialed: true},
 }
@@ -307,9 +316,12 @@ func (p Principal) Denies(a Action) Denial {
 func (p Principal) May(a Action) bool { return p.Denies(a) == "" }
 
 // Holds reports whether the principal has all of the scopes. A principal may grant only what it
-// holds itself.
+// holds itself. Whoever administers the deployment may also grant metrics:read, which system keys of
+// earlier releases do not carry.
 func (p Principal) Holds(scopes []Scope) bool {
-	return !slices.ContainsFunc(scopes, func(s Scope) bool { return !slices.Contains(p.Scopes, s) })
+	return !slices.ContainsFunc(scopes, func(s Scope) bool {
+		return !slices.Contains(p.Scopes, s) && (s != MetricsRead || !slices.Contains(p.Scopes, SystemAdmin))
+	})
 }
 
 // Required returns the scope that the action requires, empty for none, and whether only a user may

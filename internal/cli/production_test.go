@@ -225,8 +225,8 @@ func TestHandshakesAreCountedByGroup(t *testing.T) {
 	s := newSite(t, closed)
 	line, stop := s.serve()
 	defer stop()
-	s.ask(s.client(tls.X25519), "GET", line.BaseURL+"/healthz", "", "")
-	_, metrics := s.ask(s.client(), "GET", line.BaseURL+"/metrics", "", "")
+	_, made := s.ask(s.client(tls.X25519), "POST", line.BaseURL+"/api/v2/api-keys", s.systemKey(), `{"name":"prometheus","scopes":["metrics:read"]}`)
+	_, metrics := s.ask(s.client(), "GET", line.BaseURL+"/metrics", field(t, made, "api_key"), "")
 	for _, want := range []string{`latticekeep_tls_handshakes_total{group="X25519"} 1`, `latticekeep_tls_handshakes_total{group="X25519MLKEM768"} 1`} {
 		if !strings.Contains(metrics, want+"\n") {
 			t.Errorf("no %s", want)

@@ -41,7 +41,7 @@ var reads = map[audit.EventType]bool{
 	audit.TenantListed: true, audit.APIKeyListed: true, audit.CredentialListed: true, audit.CredentialUnsealed: true, audit.KeyListed: true,
 	audit.DataEncrypted: true, audit.DataDecrypted: true, audit.DataRewrapped: true, audit.DataSigned: true, audit.DataVerified: true,
 	audit.PublicKeyRead: true, audit.AccountRead: true, audit.SessionListed: true, audit.MemberListed: true, audit.AuditRead: true,
-	audit.ProofRead: true, audit.AuditExported: true, audit.ComplianceAssessed: true, audit.ComplianceScored: true,
+	audit.ProofRead: true, audit.MetricsRead: true, audit.AuditExported: true, audit.ComplianceAssessed: true, audit.ComplianceScored: true,
 	audit.ComplianceHistoryRead: true, audit.ComplianceReported: true, audit.InventoryRead: true, audit.DenialsAcknowledged: true,
 	audit.AccessReviewed: true, audit.InventoryReviewed: true, audit.ReviewNoteErased: true, audit.RateLimited: true, audit.AccessRefused: true,
 }

@@ -89,7 +89,8 @@ func (s *apiKeys) CreateTenantAPIKey(ctx context.Context, p authz.Principal, id 
 
 // grantable reports whether a key of the tenant may carry the scopes at all.
 func grantable(tenant authz.TenantID, scopes []authz.Scope) bool {
-	return tenant == authz.SystemTenant || !slices.Contains(scopes, authz.SystemAdmin)
+	ofSystem := func(s authz.Scope) bool { return slices.Contains(authz.SystemScopes(), s) }
+	return tenant == authz.SystemTenant || !slices.ContainsFunc(scopes, ofSystem)
 }
 
 func (s *apiKeys) createAPIKey(ctx context.Context, p authz.Principal, tenant authz.TenantID, r APIKeyRequest) (APIKey, string, error) {

@@ -6,7 +6,7 @@
 // An operator makes a tenant, a registration makes one (it is on trial until an operator activates
 // it), or a Kubernetes namespace gets one. A tenant has users, who sign in with a password and hold
 // sessions, and API keys, which programs hold. The deployment itself is the tenant
-// [authz.SystemTenant]. It has API keys only, and no other tenant's key can carry system:admin.
+// [authz.SystemTenant]. It has API keys only, and no other tenant's key can carry a scope of [authz.SystemScopes].
 //
 // Pods of a cluster present the token of their ServiceAccount. The cluster says who that is and
 // what it may do ([Cluster]); nothing of this is stored.

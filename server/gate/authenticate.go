@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 
 	"github.com/gin-gonic/gin"
@@ -96,7 +97,7 @@ func (call *Call) Still(ctx context.Context, c *gin.Context) error {
 // requireScope names the missing scope in the 403 of a known caller (RFC 6750 §3.1), unless the
 // operation belongs to the vault.
 func (call *Call) requireScope(scope authz.Scope) {
-	if scope != "" && !call.operation.vault && !call.Caller.Holds([]authz.Scope{scope}) {
+	if scope != "" && !call.operation.vault && !slices.Contains(call.Caller.Scopes, scope) {
 		call.answer.Set("WWW-Authenticate", fmt.Sprintf(`%s, error="insufficient_scope", scope="%s"`, bearerChallenge, scope))
 	}
 }

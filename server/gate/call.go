@@ -103,7 +103,8 @@ type Operation struct {
 	Signed bool
 	// Patience is the time limit of the answer; default that of the gate.
 	Patience time.Duration
-	// Recovers marks the operations that bring back a halted log. A halted log admits no others.
+	// Recovers marks the operations that a halted log admits: those that bring it back, and metrics,
+	// which show that it is halted.
 	Recovers bool
 }
 
@@ -112,7 +113,7 @@ type Definition struct {
 	Name       string               // "v1"
 	Contract   Contract             // its OpenAPI 3.0 document
 	Scheme     Scheme               // how callers authenticate
-	Operations map[string]Operation // by operationId: all in the document that lack the tag operations
+	Operations map[string]Operation // by operationId: all in the document, except operational ones that need no gate
 	Envelope   func(Problem) any    // the body of an error
 	Schema     int                  // status for a body that does not match its schema
 }

@@ -23,7 +23,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
-// operational is the tag of the process's own operations, which do not pass through the gate.
+// operational is the tag of the process's own operations. Only those that a [Definition] names pass
+// through the gate.
 const operational = "operations"
 
 // Contract returns the document of a version, which nobody changes.
@@ -46,10 +47,10 @@ func (g *Gate) Version(d Definition) (*Version, error) {
 	left := maps.Clone(d.Operations)
 	for path, item := range doc.Paths.Map() {
 		for method, written := range item.Operations() {
-			if slices.Contains(written.Tags, operational) {
+			known, ok := left[written.OperationID]
+			if !ok && slices.Contains(written.Tags, operational) {
 				continue
 			}
-			known, ok := left[written.OperationID]
 			if !ok {
 				return nil, fmt.Errorf("reading the contract of %s: operation %s is not implemented", d.Name, written.OperationID)
 			}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"net/http"
+	"slices"
 	"strings"
 
 	"github.com/gin-gonic/gin"
@@ -50,12 +51,12 @@ func (g *Gate) Load() Load {
 	return Load{InFlight: e.in, Waiting: e.line.Len(), Shed: e.shed}
 }
 
-// waits reports whether requests of an operation wait in line. Operations that recover and
-// administer the server do not wait. Neither do long operations, because few of them run at the
-// same time.
+// waits reports whether requests of an operation wait in line. Operations that recover, administer
+// and watch the server do not wait. Neither do long operations, because few of them run at the same
+// time.
 func (op *operation) waits() bool {
 	scope, _ := authz.Required(op.Action)
-	return op.Patience == 0 && scope != authz.SystemAdmin
+	return op.Patience == 0 && !slices.Contains(authz.SystemScopes(), scope)
 }
 
 // enter is [entrance.enter] for an admitted request. No request holds a place while its body

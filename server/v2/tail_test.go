@@ -120,7 +120,7 @@ func TestATailTellsOfEntriesAsTheyCome(t *testing.T) {
 		t.Error("it does not begin with its own entry:", first.json)
 	}
 	s.Get("/api/v2/vault/list").Want(t, http.StatusOK)
-	if in := string(s.Get("/metrics").Body); !strings.Contains(in, "\nlatticekeep_http_requests_in_flight 0\n") {
+	if in := s.Metrics(); !strings.Contains(in, "\nlatticekeep_http_requests_in_flight 0\n") {
 		t.Error("a tail that waits holds a place")
 	}
 	listed := of.expect("CREDENTIAL_LISTED")

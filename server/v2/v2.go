@@ -176,6 +176,8 @@ func Operations() map[string]gate.Operation {
 		"listKMSKeys":   {Action: authz.ListKMSKeys},
 		"rewrapKeys":    {Action: authz.RewrapKeys, Patience: rewrapTime},
 		"destroyKMSKey": {Action: authz.DestroyKMSKey, Patience: destroyTime},
+
+		"getMetrics": {Action: authz.ReadMetrics, Recovers: true}, // its handler is the server's
 	}
 }
 

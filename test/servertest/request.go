@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/latticekeep/latticekeep/internal/authz"
 )
 
 // Request is a request that a test sends. Zero fields send nothing.
@@ -92,6 +94,16 @@ func (s *Service) Call(r Request) Reply {
 func (s *Service) Get(path string) Reply {
 	s.T.Helper()
 	return s.Call(Request{Method: "GET", Path: path, Key: s.Key})
+}
+
+// Metrics returns the metrics of the service, which has no listener for operations.
+func (s *Service) Metrics() string {
+	s.T.Helper()
+	r := s.Call(Request{Method: "GET", Path: "/metrics", Key: s.GrantKeyIn(authz.SystemTenant, authz.MetricsRead)})
+	if r.Status != http.StatusOK {
+		s.T.Fatalf("reading the metrics: %d %s", r.Status, r.Body)
+	}
+	return string(r.Body)
 }
 
 // Post sends a POST with the key that has all scopes.

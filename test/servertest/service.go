@@ -243,7 +243,7 @@ func (s *Service) GrantKey(scopes ...authz.Scope) string {
 // GrantKeyIn returns a new API key of any tenant with the given scopes.
 func (s *Service) GrantKeyIn(tenant authz.TenantID, scopes ...authz.Scope) string {
 	s.T.Helper()
-	p := authz.Principal{Tenant: tenant, Kind: authz.System, ID: "test", Scopes: append(authz.TenantScopes(), authz.SystemAdmin)}
+	p := authz.Principal{Tenant: tenant, Kind: authz.System, ID: "test", Scopes: authz.Scopes()}
 	_, key, err := s.Identity.CreateAPIKey(context.Background(), p, identity.APIKeyRequest{Name: "test", Scopes: scopes})
 	if err != nil {
 		s.T.Fatal(err)

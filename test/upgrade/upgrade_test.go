@@ -258,13 +258,13 @@ func TestRowsThatWereDamagedBeforeTheUpgradeAreNamed(t *testing.T) {
 	if bound := f.waitUntilBound(t, system); bound.Attributes["wrong_macs"] != fmt.Sprint(len(damaged)) {
 		t.Errorf("of %d damaged rows the entry has %q", len(damaged), bound.Attributes["wrong_macs"])
 	}
+	prometheus, err := system.V2.CreateAPIKey(t.Context(), v2.CreateAPIKeyRequest{Name: "prometheus", Scopes: []v2.Scope{v2.ScopeMetricsRead}})
+	check(t, err, "making a key for the metrics")
+	reader := connect(t, url, client.WithAPIKey(prometheus.ApiKey))
 	var metrics string
 	for metrics == "" || strings.Contains(metrics, "latticekeep_state_scanned_timestamp_seconds 0\n") { // the build is before the first scan
-		answer, err := http.Get(url + "/metrics")
+		metrics, err = reader.V2.GetMetrics(t.Context())
 		check(t, err, "reading the metrics")
-		text, err := io.ReadAll(answer.Body)
-		check(t, errors.Join(err, answer.Body.Close()), "reading the metrics")
-		metrics = string(text)
 	}
 	f.decryptAll(t, tenantsAt(t, f, url)) // the others are served
 	stop()

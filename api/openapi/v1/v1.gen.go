@@ -138,6 +138,7 @@ const (
 	EventTypeMEMBERJOINED           EventType = "MEMBER_JOINED"
 	EventTypeMEMBERLISTED           EventType = "MEMBER_LISTED"
 	EventTypeMEMBERREMOVED          EventType = "MEMBER_REMOVED"
+	EventTypeMETRICSREAD            EventType = "METRICS_READ"
 	EventTypeNAMESPACEMAPPED        EventType = "NAMESPACE_MAPPED"
 	EventTypePASSWORDCHANGED        EventType = "PASSWORD_CHANGED"
 	EventTypePASSWORDRESET          EventType = "PASSWORD_RESET"
@@ -267,6 +268,8 @@ func (e EventType) Valid() bool {
 	case EventTypeMEMBERLISTED:
 		return true
 	case EventTypeMEMBERREMOVED:
+		return true
+	case EventTypeMETRICSREAD:
 		return true
 	case EventTypeNAMESPACEMAPPED:
 		return true

@@ -489,6 +489,7 @@ const (
 	EventTypeMEMBERJOINED           EventType = "MEMBER_JOINED"
 	EventTypeMEMBERLISTED           EventType = "MEMBER_LISTED"
 	EventTypeMEMBERREMOVED          EventType = "MEMBER_REMOVED"
+	EventTypeMETRICSREAD            EventType = "METRICS_READ"
 	EventTypeNAMESPACEMAPPED        EventType = "NAMESPACE_MAPPED"
 	EventTypePASSWORDCHANGED        EventType = "PASSWORD_CHANGED"
 	EventTypePASSWORDRESET          EventType = "PASSWORD_RESET"
@@ -618,6 +619,8 @@ func (e EventType) Valid() bool {
 	case EventTypeMEMBERLISTED:
 		return true
 	case EventTypeMEMBERREMOVED:
+		return true
+	case EventTypeMETRICSREAD:
 		return true
 	case EventTypeNAMESPACEMAPPED:
 		return true
@@ -1052,6 +1055,7 @@ const (
 	ScopeCryptoVerify   Scope = "crypto:verify"
 	ScopeKeysRead       Scope = "keys:read"
 	ScopeKeysWrite      Scope = "keys:write"
+	ScopeMetricsRead    Scope = "metrics:read"
 	ScopeSystemAdmin    Scope = "system:admin"
 	ScopeVaultRead      Scope = "vault:read"
 	ScopeVaultWrite     Scope = "vault:write"
@@ -1077,6 +1081,8 @@ func (e Scope) Valid() bool {
 	case ScopeKeysRead:
 		return true
 	case ScopeKeysWrite:
+		return true
+	case ScopeMetricsRead:
 		return true
 	case ScopeSystemAdmin:
 		return true
@@ -2637,7 +2643,8 @@ type RotatedEncryptionKey struct {
 	Success             Succeeded `json:"success"`
 }
 
-// Scope A permission. No tenant can be given `system:admin`.
+// Scope A permission. `system:admin` and `metrics:read`, which opens `/metrics` and nothing else, are for API keys of the
+// deployment's own tenant.
 type Scope string
 
 // SealRequest defines model for SealRequest.

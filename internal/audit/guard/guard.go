@@ -270,6 +270,7 @@ var attempts = map[authz.Action]attempt{
 	authz.DestroyKMSKey:      {audit.KMSKeyDestroyed, audit.KMSKeyResource},
 	authz.ResealManifest:     {audit.ManifestResealed, audit.ManifestResource},
 	authz.CheckManifest:      {audit.ManifestChecked, audit.ManifestResource},
+	authz.ReadMetrics:        {audit.MetricsRead, audit.InterfaceResource},
 	authz.SealCredential:     {audit.CredentialSealed, audit.CredentialResource},
 	authz.ListCredentials:    {audit.CredentialListed, audit.CredentialResource},
 	authz.ListVersions:       {audit.CredentialListed, audit.CredentialResource},

@@ -23,7 +23,7 @@ import (
 type Key struct {
 	ID, Name   string
 	Tenant     authz.TenantID
-	Scopes     []authz.Scope // in the order of authz.TenantScopes, then system:admin
+	Scopes     []authz.Scope // in the order of authz.Scopes
 	CreatedAt  time.Time
 	ExpiresAt  time.Time // zero: never
 	LastUsedAt time.Time // precise to about a minute; zero: never
@@ -58,7 +58,7 @@ var (
 
 // Check returns fault.Invalid for what no API key may be.
 func (r Request) Check() error {
-	known := append(authz.TenantScopes(), authz.SystemAdmin)
+	known := authz.Scopes()
 	unknown := func(s authz.Scope) bool { return !slices.Contains(known, s) }
 	switch {
 	case len(r.Scopes) == 0 || slices.ContainsFunc(r.Scopes, unknown):
@@ -148,7 +148,7 @@ func (s *Store) New(tenant authz.TenantID, by string, r Request) *Fresh {
 	key, raw := token.New(Prefix, secretSize)
 	k := &Fresh{Secret: key, hash: s.hash(raw)}
 	k.Row = Row{ID: authz.NewID(IDPrefix), Tenant: tenant, Name: r.Name, CreatedAt: s.now().UTC(), CreatedBy: by}
-	for _, scope := range append(authz.TenantScopes(), authz.SystemAdmin) {
+	for _, scope := range authz.Scopes() {
 		if slices.Contains(r.Scopes, scope) {
 			k.Row.Scopes = append(k.Row.Scopes, scope)
 		}

@@ -34,6 +34,7 @@ const scopes = {
   'crypto:encrypt': 'Encrypt data', 'crypto:decrypt': 'Decrypt data', 'crypto:sign': 'Sign data', 'crypto:verify': 'Verify signatures',
   'keys:read': 'List named keys', 'keys:write': 'Make and rotate named keys',
   'audit:read': 'Read the audit log', 'compliance:read': 'Read scores and reports', 'account:admin': 'Manage API keys and members',
+  'system:admin': 'Administer the deployment', 'metrics:read': 'Read the metrics of the deployment',
 };
 
 function APIKeys() {
