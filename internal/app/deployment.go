@@ -60,6 +60,7 @@ type deploymentOptions struct {
 	store    config.Store // any other store
 	kms      config.KMS
 	fresh    func() error   // check before a deployment is created in an empty store; nil for none
+	dev      bool           // an empty store is what a development server usually finds
 	clock    *sharedClock   // clock of the other store; nil means the clock of this machine
 	pq       bool           // refuse classical key exchange
 	policy   sealing.Policy // rules for manifests
@@ -124,7 +125,10 @@ func openDeployment(ctx context.Context, p deploymentOptions) (_ *deployment, er
 	if err := rows.Open(ctx, database, log, d.reader, d.keys.OpenRow); err != nil {
 		return nil, err
 	}
-	if !made {
+	switch {
+	case !made && p.dev:
+		p.logger.InfoContext(ctx, "created a new deployment in an empty database", "chain", d.log.Fingerprint())
+	case !made:
 		p.logger.WarnContext(ctx, "created a new deployment in an empty database: if that is not intended, stop the server and check store.url or dataDir",
 			"chain", d.log.Fingerprint())
 	}

@@ -62,6 +62,9 @@ func Dev(ctx context.Context, c DevConfig) (err error) {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
+	if err := checkListen(ctx, c.Listen); err != nil {
+		return err
+	}
 	if c.DataDir == "" {
 		if c.DataDir, err = os.MkdirTemp("", "latticekeep-"); err != nil {
 			return fmt.Errorf("making a data directory: %w", err)
@@ -79,7 +82,7 @@ func Dev(ctx context.Context, c DevConfig) (err error) {
 		return err
 	}
 	s.deployment, err = openDeployment(ctx, deploymentOptions{
-		dir: c.DataDir, kms: keyFileIn(c.DataDir),
+		dir: c.DataDir, kms: keyFileIn(c.DataDir), dev: true,
 		objects: s.sealingKeyUse(), evidence: s.evidence, logger: logger, now: c.Now,
 	})
 	if err != nil {

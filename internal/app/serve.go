@@ -98,6 +98,9 @@ func (p *production) loadRuntime(ctx context.Context, stderr io.Writer) (err err
 	if err := checkKeyFilesOutside(p.config); err != nil {
 		return err
 	}
+	if err := errors.Join(checkListen(ctx, p.config.Listen), checkListen(ctx, p.config.Operations.Listen)); err != nil {
+		return err
+	}
 	return p.open(ctx)
 }
 
@@ -191,6 +194,20 @@ func (p *production) open(ctx context.Context) (err error) {
 		p.identity.CloseRegistration()
 	}
 	return p.identity.FirstSystemKey(ctx, func(key string) error { return p.deliverSystemKey(ctx, c, key) })
+}
+
+// checkListen fails if the address cannot be listened on, so that nothing is created for a server that
+// cannot start. The listener itself is opened once there is something to serve. An empty address needs
+// none.
+func checkListen(ctx context.Context, address string) error {
+	if address == "" {
+		return nil
+	}
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
+	if err != nil {
+		return fmt.Errorf("listening: %w", err)
+	}
+	return l.Close()
 }
 
 // listen opens the listener for requests, and the one for operations if it is configured.

@@ -6,9 +6,11 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -16,6 +18,7 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/app"
+	"github.com/latticekeep/latticekeep/internal/cli/command"
 	"github.com/latticekeep/latticekeep/internal/offline"
 )
 
@@ -298,4 +301,66 @@ func TestAuditVerifyFromTheCommandLine(t *testing.T) {
 	bad("sequence 10", "verify", "--file", file, "--public-key", pem)
 	bad("no such file", "verify", "--file", file+"x")
 	bad("say which log", "verify")
+}
+
+// A server that cannot listen creates nothing.
+func TestAWrongAddressLeavesNothingBehind(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	t.Cleanup(func() { _ = taken.Close() })
+	for address, want := range map[string]struct {
+		status int
+		says   string
+	}{
+		"99999":               {command.StatusUsage, "missing port in address"},
+		"127.0.0.1:99999":     {command.StatusUsage, "invalid port"},
+		taken.Addr().String(): {command.StatusUnreachable, "address already in use"},
+		"192.0.2.1:0":         {command.StatusUnreachable, "cannot assign requested address"},
+	} {
+		t.Setenv("TMPDIR", t.TempDir())
+		dir := filepath.Join(t.TempDir(), "data")
+		for _, where := range [][]string{{"--data-dir", dir}, nil} {
+			out, err := run(t, append([]string{"server", "--dev", "--listen", address}, where...)...)
+			if ExitStatus(err) != want.status || !strings.Contains(err.Error(), want.says) || out != "" {
+				t.Errorf("%s: %v\n%s", address, err, out)
+			}
+		}
+		if left, err := os.ReadDir(os.Getenv("TMPDIR")); exists(dir) || err != nil || len(left) > 0 {
+			t.Errorf("%s: something was created: %v %v", address, left, err)
+		}
+	}
+
+	s := newSite(t, closed)
+	out, err := run(t, "server", "--config", s.file, "--listen", taken.Addr().String())
+	if ExitStatus(err) != command.StatusUnreachable || strings.Contains(out, "created") {
+		t.Errorf("production: %v\n%s", err, out)
+	}
+	for _, path := range []string{"data", "keys/kms.key", "system.key"} {
+		if exists(s.path(path)) {
+			t.Errorf("production: %s was created", path)
+		}
+	}
+}
+
+// A development server usually begins with an empty database, which is no reason to warn. In
+// production it may be the wrong database.
+func TestANewDeploymentIsAWarningInProductionOnly(t *testing.T) {
+	stderr := make(said, 10_000) // more lines than a test logs
+	server := startWith(t, app.DevConfig{DataDir: t.TempDir(), Stderr: stderr})
+	first := stderr.await(t, "created a new deployment")
+	if !strings.Contains(first, "level=INFO") || strings.Contains(first, "not intended") {
+		t.Errorf("development: %s", first)
+	}
+	server.end()
+	for len(stderr) > 0 {
+		if line := <-stderr; strings.Contains(line, "level=WARN") {
+			t.Errorf("development: %s", line)
+		}
+	}
+	s := newSite(t, closed)
+	_, end := s.serve()
+	end()
+	if text := s.log.String(); !regexp.MustCompile(`"level":"WARN","msg":"created a new deployment [^"]*not intended`).MatchString(text) {
+		t.Errorf("production does not warn:\n%s", text)
+	}
 }

@@ -59,6 +59,7 @@ func Status(err error) int {
 	var own *StatusError
 	var answer *client.Error
 	var cluster apierrors.APIStatus
+	var address *net.AddrError
 	_, broken := audit.IsBroken(err)
 	switch {
 	case err == nil:
@@ -71,6 +72,8 @@ func Status(err error) int {
 		return StatusOfHTTP(answer.Status)
 	case errors.As(err, &cluster):
 		return StatusOfHTTP(int(cluster.Status().Code))
+	case errors.As(err, &address):
+		return StatusUsage
 	case isUnreachable(err):
 		return StatusUnreachable
 	case errors.Is(err, fault.Forbidden): // by a KMS
