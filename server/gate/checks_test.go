@@ -5,10 +5,13 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"regexp"
 	"strings"
 	"testing"
 
+	"github.com/latticekeep/latticekeep/api/openapi"
 	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/server"
 	"github.com/latticekeep/latticekeep/test/servertest"
 )
 
@@ -49,6 +52,67 @@ func TestARequestIsAnsweredForTheFirstRuleItBreaks(t *testing.T) {
 		}
 		if r := s.Call(c.Request); r.Status != c.want {
 			t.Errorf("%s: %d, want %d: %s", c.name, r.Status, c.want, r.Body)
+		}
+	}
+}
+
+// The rate is that of the tenant for a known caller, and of the address for everybody else.
+func TestTheRateComesBeforeWhatIsWrongWithTheCaller(t *testing.T) {
+	s := newService(t, func(c *server.Config) { c.Limits.Address = 1 })
+	weak := s.GrantKey(authz.ComplianceRead)
+	another := s.GrantKeyIn(s.Stranger().Tenant, authz.VaultRead)
+	huge := strings.Repeat("[", servertest.TooLarge)
+	s.Call(servertest.Request{Method: "PUT", Path: "/api/v2/system/tenants/" + string(s.Tenant) + "/limits", Key: s.SystemKey(), Body: `{"v1":1,"v2":1}`}).Want(t, http.StatusOK)
+	list := servertest.Request{Method: "GET", Path: "/api/v2/vault/list"}
+	as := func(r servertest.Request, key string) servertest.Request { r.Key = key; return r }
+	s.Call(as(list, s.Key)).Want(t, http.StatusOK) // the one request of the tenant in v2
+	s.Call(servertest.Request{Method: "GET", Path: "/v1/keys", Bearer: s.Key}).Want(t, http.StatusOK)
+	s.Call(list).Message(t, http.StatusUnauthorized) // the one request of the address
+	s.Call(as(list, another)).Want(t, http.StatusOK) // whose known callers it does not concern
+	for _, c := range []struct {
+		name string
+		servertest.Request
+		want int
+	}{
+		{"size before rate", servertest.Request{Method: "POST", Path: "/api/v2/vault/seal", Key: s.Key, Body: huge}, 413},
+		{"size before rate, nobody", servertest.Request{Method: "POST", Path: "/api/v2/vault/seal", Body: huge}, 413},
+		{"rate before authentication", list, 429},
+		{"rate before authentication, a wrong key", as(list, "lk_live_x"), 429},
+		{"rate before authentication, v1", servertest.Request{Method: "GET", Path: "/v1/keys"}, 429},
+		{"rate before scope", as(list, weak), 429},
+		{"rate before scope, v1", servertest.Request{Method: "GET", Path: "/v1/keys", Bearer: weak}, 429},
+		{"rate before content type", servertest.Request{Method: "POST", Path: "/api/v2/vault/seal", Key: s.Key, Body: "[", ContentType: "text/plain"}, 429},
+		{"rate before route", servertest.Request{Method: "GET", Path: "/api/v2/none/such", Key: s.Key}, 429},
+		{"rate before method", servertest.Request{Method: "PATCH", Path: "/api/v2/vault/list", Key: s.Key}, 429},
+	} {
+		if r := s.Call(c.Request); r.Status != c.want {
+			t.Errorf("%s: %d, want %d: %s", c.name, r.Status, c.want, r.Body)
+		}
+	}
+}
+
+func TestTheScopeOfAServiceAccountComesBeforeTheRateOfItsTenant(t *testing.T) {
+	s := newService(t)
+	p := s.UsePods(s.Tenant)
+	s.Call(servertest.Request{Method: "PUT", Path: "/api/v2/system/tenants/" + string(s.Tenant) + "/limits", Key: s.SystemKey(), Body: `{"v2":1}`}).Want(t, http.StatusOK)
+	s.Get("/api/v2/vault/list").Want(t, http.StatusOK)
+	s.Get("/api/v2/vault/list").Message(t, http.StatusTooManyRequests)
+	list := servertest.Request{Method: "GET", Path: "/api/v2/vault/list", Bearer: servertest.ShopToken}
+	s.Call(list).Message(t, http.StatusForbidden)
+	p.Allow(servertest.AllowAll)
+	s.Call(list).Message(t, http.StatusTooManyRequests)
+}
+
+// The tests of the order above are about the order that the contracts state.
+func TestTheContractsStateTheOrderOfChecks(t *testing.T) {
+	for text, want := range map[string]string{
+		openapi.V1(): "404 405 413 429 401 403 415 400 400 400 404",
+		openapi.V2(): "404 405 413 429 401 403 415 400 400 422 404 403",
+	} {
+		_, order, _ := strings.Cut(text, "**Order of checks.**")
+		order, _, _ = strings.Cut(order, "A known")
+		if got := strings.Join(regexp.MustCompile(`\b[45]\d\d\b`).FindAllString(order, -1), " "); got != want {
+			t.Errorf("stated %s, want %s", got, want)
 		}
 	}
 }

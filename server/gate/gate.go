@@ -2,12 +2,11 @@
 // every answer, in both versions.
 //
 // The checks run in one fixed order. So a request that breaks several rules always gets the same
-// answer, and a caller without the scope learns nothing about what it sent. The order is: size of
-// the body, authentication, rate, scope, content type, well-formed JSON, parameters, schema. A
-// stranger whose address is over its rate gets that answer whatever credential it presents. For a
-// ServiceAccount, the scope check asks its cluster, and then counts the rate of its tenant. The
-// OpenAPI document of a version defines the input of an operation; package authz defines what it
-// requires of the caller.
+// answer, and a caller without the scope learns nothing about what it sent. The OpenAPI documents
+// state the order of the answers. The work has nearly the same order, but the caller is looked up
+// first, because its tenant or its address decides which rate counts. For a ServiceAccount, the scope
+// check asks its cluster, and then counts the rate of its tenant. The OpenAPI document of a version
+// defines the input of an operation; package authz defines what it requires of the caller.
 //
 // A call of a known principal leaves exactly one audit entry. The service that carried it out or
 // refused it writes the entry, or the gate does if the call never reached the service. The gate
