@@ -6,9 +6,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Forbid keeps the memory of the process out of core dumps,
-// and from other processes of the same user: they can no longer attach to it or read its memory. The
-// files of the process in /proc belong to root from then on.
+// Forbid keeps the memory of the process out of core dumps and from other processes of the same user,
+// which can no longer attach to it or read its memory. The files of the process in /proc belong to root
+// from then on.
 func Forbid() error {
 	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
 		return fmt.Errorf("forbidding core dumps: %w", err)

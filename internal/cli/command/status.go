@@ -76,7 +76,7 @@ func Status(err error) int {
 		return StatusUsage
 	case isUnreachable(err):
 		return StatusUnreachable
-	case errors.Is(err, fault.Forbidden): // by a KMS
+	case errors.Is(err, fault.Forbidden): // A KMS refused.
 		return StatusRefused
 	}
 	return StatusFailed
