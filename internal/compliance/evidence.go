@@ -406,22 +406,30 @@ func (e *Evidence) namedKey(a *audit.Entry, m mark) {
 	e.Keys[a.Resource.ID] = &namedKey{m, days, next}
 }
 
-// own processes the entries that this package writes.
+// own processes the entries that this package writes. The state, and the scores of a day, are of the
+// deployment alone.
 func (e *Evidence) own(a *audit.Entry, m mark) {
+	if a.Outcome != audit.Success {
+		return
+	}
+	byDeployment := a.Actor.Type == string(authz.System)
 	switch a.EventType {
 	case audit.ComplianceAssessed:
-		if a.Outcome == audit.Success {
+		if byDeployment {
 			e.State = &assessed{m, ParseState(a.Attributes)}
 		}
 	case audit.ComplianceScored:
 		head, err := strconv.ParseUint(a.Attributes[AttributeHead], 10, 64)
-		if err != nil || a.Outcome != audit.Success {
+		if err != nil {
 			return
 		}
 		if f, one := a.Attributes[AttributeFramework]; one {
 			if a.Attributes[AttributePinned] == "" {
 				e.scored(Framework(f), a.Attributes[AttributeScore], head, m)
 			}
+			return
+		}
+		if !byDeployment {
 			return
 		}
 		e.Daily = m

@@ -123,12 +123,9 @@ func (e *Evidence) account(a *audit.Entry, m mark) {
 		e.depart(id, m)
 	case audit.UserRegistered:
 		e.Users[id] = &user{Joined: m, Role: string(authz.Owner), Active: m}
-	case audit.EmailVerified:
-		if u := e.Users[id]; u != nil {
-			u.Verified = true
-		}
-	case audit.PasswordReset:
-		if u := e.Users[id]; u != nil && a.Attributes["email_verified"] == "true" {
+	case audit.EmailVerified, audit.PasswordReset: // by a token that was mailed, in the name of the user
+		shown := a.EventType == audit.EmailVerified || a.Attributes["email_verified"] == "true"
+		if u := e.Users[id]; u != nil && shown && a.Actor.ID == id {
 			u.Verified = true
 		}
 	case audit.MemberInvited:
