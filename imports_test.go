@@ -34,7 +34,7 @@ var ours = map[string]string{
 		"internal/secret",
 	"internal/cli/transfer": "internal/cli/command api/openapi/v2 internal/offline internal/durable internal/download internal/progress internal/buildinfo internal/backup internal/audit internal/audit/verify " +
 		"internal/keyring internal/store internal/store/bolt internal/store/format internal/fault",
-	"internal/cli/command": "api/client internal/offline internal/audit internal/audit/verify internal/dualsig internal/fault",
+	"internal/cli/command": "api/openapi/v2 api/client internal/offline internal/audit internal/audit/verify internal/dualsig internal/fault",
 	"internal/dumps":       "",
 
 	"internal/app": "controllers controllers/admission controllers/cluster server server/gate internal/config internal/offline internal/buildinfo internal/vault internal/transit internal/identity " +
@@ -194,6 +194,7 @@ var vendors = map[string]string{
 	"github.com/golang-jwt/jwt/v5":    "internal/identity/token internal/identity/tokenreview",
 	"golang.org/x/crypto":             "internal/identity/password",           // argon2id
 	"golang.org/x/net":                "internal/identity/email internal/app", // international domain names; a bound on connections
+	"golang.org/x/term":               "internal/cli/command",                 // a password that is typed
 	"golang.org/x/text":               "internal/identity/email",              // PRECIS
 	"github.com/wneessen/go-mail":     "internal/mail",
 	"go.yaml.in/yaml/v3":              "internal/config internal/cli/seal internal/compliance hack/reference",

@@ -21,7 +21,7 @@ import (
 
 func NewCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "audit", Short: "Verify and export the audit log, and prove what it held", Args: cobra.NoArgs}
-	cmd.AddCommand(newAuditVerifyCommand(), newAuditExportCommand(), newAuditCheckpointCommand(), newAuditFingerprintCommand(), newAcceptRollbackCommand())
+	cmd.AddCommand(newAuditVerifyCommand(), newAuditExportCommand(), newAuditCheckpointCommand(), newAuditFingerprintCommand(), newAcceptRollbackCommand(), newReviewCommand())
 	return cmd
 }
 

@@ -1,0 +1,71 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/latticekeep/latticekeep/api/client"
+	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
+)
+
+// Session holds the flags with which a command acts for a user of a running server, where no API key
+// may.
+type Session struct{ URL, Email, PasswordFile string }
+
+func (s *Session) Register(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&s.URL, "url", os.Getenv("LATTICEKEEP_URL"), "base URL of the server (environment: LATTICEKEEP_URL)")
+	cmd.Flags().StringVar(&s.Email, "email", "", "address of the user who acts")
+	cmd.Flags().StringVar(&s.PasswordFile, "password-file", "", "file with the user's password (default: it is asked for)")
+	_ = cmd.MarkFlagRequired("email") // cannot fail: the flag exists
+}
+
+// Do signs in, lets act use the session, and signs out.
+func (s *Session) Do(cmd *cobra.Command, act func(context.Context, *client.V2) error) error {
+	if s.URL == "" {
+		return UsageError("no server: set --url or LATTICEKEEP_URL")
+	}
+	password, err := s.password(cmd)
+	if err != nil {
+		return err
+	}
+	c, err := client.New(s.URL)
+	if err != nil {
+		return &StatusError{StatusUsage, err}
+	}
+	ctx := cmd.Context()
+	if _, err := c.V2.Login(ctx, v2.LoginRequest{Email: s.Email, Password: password}); err != nil {
+		return fmt.Errorf("signing in: %w", err)
+	}
+	err = act(ctx, c.V2)
+	if out := c.V2.Logout(context.WithoutCancel(ctx)); out != nil {
+		err = errors.Join(err, fmt.Errorf("signing out: %w", out))
+	}
+	return err
+}
+
+func (s *Session) password(cmd *cobra.Command) (string, error) {
+	if s.PasswordFile != "" {
+		b, err := os.ReadFile(s.PasswordFile)
+		if err != nil {
+			return "", fmt.Errorf("reading the password: %w", err)
+		}
+		return strings.TrimSuffix(strings.TrimSuffix(string(b), "\n"), "\r"), nil
+	}
+	in, ok := cmd.InOrStdin().(*os.File)
+	if !ok || !term.IsTerminal(int(in.Fd())) {
+		return "", UsageError("no password: set --password-file, or run the command in a terminal")
+	}
+	fmt.Fprintf(cmd.ErrOrStderr(), "Password of %s: ", Printable(s.Email))
+	b, err := term.ReadPassword(int(in.Fd()))
+	fmt.Fprintln(cmd.ErrOrStderr())
+	if err != nil {
+		return "", fmt.Errorf("reading the password: %w", err)
+	}
+	return string(b), nil
+}
