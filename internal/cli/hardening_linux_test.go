@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -10,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -30,8 +30,8 @@ func TestTheMemoryOfAServerIsItsOwn(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "server", "--dev", "--listen", "127.0.0.1:0", "--data-dir", filepath.Join(dir, "data"))
 	cmd.Args[0] = "latticekeep" // under this name the test binary is the program
 	cmd.SysProcAttr, cmd.Dir = asNobody, dir
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
+	stderr := make(said, 10_000) // more lines than the server logs
+	cmd.Stderr = stderr
 	stdout, err := cmd.StdoutPipe()
 	must(t, err)
 	must(t, cmd.Start())
@@ -41,7 +41,7 @@ func TestTheMemoryOfAServerIsItsOwn(t *testing.T) {
 	})
 	var ready app.DevReady
 	if err := json.NewDecoder(stdout).Decode(&ready); err != nil {
-		t.Fatalf("the server is not ready: %v\n%s", err, stderr.String())
+		t.Fatal("the server is not ready:", err)
 	}
 	in := fmt.Sprintf("/proc/%d/", cmd.Process.Pid)
 	if limits := readText(t, in+"limits"); !regexp.MustCompile(`(?m)^Max core file size +0 +0 `).MatchString(limits) {
@@ -60,7 +60,12 @@ func TestTheMemoryOfAServerIsItsOwn(t *testing.T) {
 		}
 	}
 	// The server still sees its own files in /proc, which metrics are made of.
-	answer, err := http.Get(ready.BaseURL + "/metrics")
+	system := regexp.MustCompile(`SYSTEM_KEY=(lk_live_\w+)`).FindStringSubmatch(stderr.await(t, "SYSTEM_KEY="))[1]
+	made := strings.Fields(mustRun(t, "apikey", "create", "prometheus", "--scope", "metrics:read", "--url", ready.BaseURL, "--api-key", system))
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, ready.BaseURL+"/metrics", nil)
+	must(t, err)
+	request.Header.Set("X-API-Key", made[len(made)-1])
+	answer, err := http.DefaultClient.Do(request)
 	must(t, err)
 	defer answer.Body.Close()
 	metrics, err := io.ReadAll(answer.Body)
