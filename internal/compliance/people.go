@@ -123,7 +123,8 @@ func (e *Evidence) account(a *audit.Entry, m mark) {
 		e.depart(id, m)
 	case audit.UserRegistered:
 		e.Users[id] = &user{Joined: m, Role: string(authz.Owner), Active: m}
-	case audit.EmailVerified, audit.PasswordReset: // by a token that was mailed, in the name of the user
+	case audit.EmailVerified, audit.PasswordReset:
+		// A token that was mailed shows it, and the entry names its user as the actor.
 		shown := a.EventType == audit.EmailVerified || a.Attributes["email_verified"] == "true"
 		if u := e.Users[id]; u != nil && shown && a.Actor.ID == id {
 			u.Verified = true

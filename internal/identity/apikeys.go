@@ -104,7 +104,7 @@ func (s *apiKeys) createAPIKey(ctx context.Context, p authz.Principal, tenant au
 		}
 	}
 	err := s.rows.Commit(ctx, apiKeyEvent(audit.APIKeyCreated, p, ""), func(tx store.Tx, e *audit.Event) error {
-		k.Row = made // of a previous attempt at the transaction nothing stays
+		k.Row = made // nothing stays of a previous attempt at the transaction
 		if err := s.tenants.Check(tx, tenant); err != nil {
 			return err
 		}
