@@ -119,8 +119,8 @@ whoever runs your account:
 		lasts:   maxAge,
 		page:    "/settings/api-keys",
 		text: `The operator of latticekeep made an API key in your tenant. It opens nothing
-until an owner of the tenant approves it. You are one. What the key may do, and
-who made it, is on this page:
+until an owner of the tenant approves it. You are one. This page shows what the
+key may do, and who made it:
 
 %s
 Approve it there if you know what it is for. Otherwise revoke it, and ask whoever
