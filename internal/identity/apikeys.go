@@ -2,6 +2,7 @@ package identity
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -109,7 +110,7 @@ func (s *apiKeys) createAPIKey(ctx context.Context, p authz.Principal, tenant au
 			return err
 		}
 		if tenant != p.Tenant { // no user answers for the key yet
-			if err := s.request(tx, k, asked); err != nil {
+			if err := s.request(tx, &k.Row, asked); err != nil {
 				return err
 			}
 		} else {
@@ -132,7 +133,10 @@ func (s *apiKeys) createAPIKey(ctx context.Context, p authz.Principal, tenant au
 		}
 		e.Resource.ID, e.Attributes = k.Row.ID, k.Row.Attributes()
 		e.Principal.Tenant = tenant
-		return s.grants.apiKeys.Put(tx, k)
+		for _, r := range asked { // last, because what precedes a refusal is stored
+			err = errors.Join(err, r.post.Put(tx))
+		}
+		return errors.Join(err, s.grants.apiKeys.Put(tx, k))
 	})
 	if err != nil {
 		return APIKey{}, "", fmt.Errorf("creating an API key: %w", err)
@@ -166,9 +170,9 @@ func (s *apiKeys) askOwners(ctx context.Context, tenant authz.TenantID) (asked [
 	return asked, err
 }
 
-// request makes a key of a tenant with owners pending, and stores the mails to them.
-func (s *apiKeys) request(tx store.Tx, k *apikey.Fresh, asked []request) error {
-	owners, err := s.members.owners(tx, k.Row.Tenant)
+// request makes a key of a tenant with owners pending. asked are the mails to them.
+func (s *apiKeys) request(r store.Reader, row *apikey.Row, asked []request) error {
+	owners, err := s.members.owners(r, row.Tenant)
 	if err != nil {
 		return err
 	}
@@ -176,12 +180,7 @@ func (s *apiKeys) request(tx store.Tx, k *apikey.Fresh, asked []request) error {
 		return records.Refuse(reasonOwnersChanged, errOwnersChanged)
 	}
 	if len(owners) > 0 {
-		k.Row.Requested, k.Row.Scopes = k.Row.Scopes, nil
-	}
-	for _, r := range asked {
-		if err := r.post.Put(tx); err != nil {
-			return err
-		}
+		row.Requested, row.Scopes = row.Scopes, nil
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
 )
 
 // The operator's key opens nothing in a tenant with an owner until an owner approves it, and the
@@ -101,5 +102,50 @@ func TestAnOwnerWithoutAVerifiedAddressIsAnOwner(t *testing.T) {
 	me := f.caller(f.signIn("ada@example.com", goodPassword))
 	if err := f.ApproveAPIKey(t.Context(), me.Principal, made.ID); !errors.Is(err, fault.Forbidden) || f.works(secretKey) {
 		t.Error(err)
+	}
+}
+
+// The owners are asked about keys that exist.
+func TestAKeyThatIsRefusedAsksNobody(t *testing.T) {
+	f := newPeople(t)
+	owner := f.verified("ada@example.com")
+	f.commit(func(tx store.Tx) (err error) {
+		for range maxAPIKeys {
+			k := f.grants.apiKeys.New(owner.Tenant, "test", APIKeyRequest{Name: "k", Scopes: []authz.Scope{authz.VaultRead}})
+			err = errors.Join(err, f.grants.apiKeys.Put(tx, k))
+		}
+		return err
+	})
+	f.mails()
+	r := APIKeyRequest{Name: "k", Scopes: []authz.Scope{authz.VaultRead}}
+	if _, _, err := f.CreateTenantAPIKey(t.Context(), operator(), owner.Tenant, r); !errors.Is(err, fault.Conflict) {
+		t.Error(err)
+	}
+	if sent := f.mails(); len(sent) > 0 {
+		t.Errorf("%d mails about a key that does not exist", len(sent))
+	}
+}
+
+// An operator makes the first owner of a tenant with a key of it, and not another one afterwards.
+func TestAnInvitationFromBeforeTheFirstOwnerMakesNoSecondOne(t *testing.T) {
+	f := newPeople(t)
+	tenant, key := f.newTenantOf("Ada's")
+	_, meant := f.invite(key, "ada@example.com", authz.Owner)
+	_, kept := f.invite(key, "ops@example.com", authz.Owner)
+	_, lesser := f.invite(key, "bob@example.com", authz.Member)
+	if !f.accept(meant) {
+		t.Fatal("the first owner could not join")
+	}
+	n := len(f.history(tenant))
+	if f.accept(kept) {
+		t.Error("the operator's second invitation made an owner")
+	}
+	f.recorded(tenant, n, "MEMBER_JOINED denied role_beyond_own")
+	if !f.accept(lesser) {
+		t.Error("an invitation to another role was lost")
+	}
+	owner := f.caller(f.signIn("ada@example.com", goodPassword))
+	if u := f.join(owner, "cleo@example.com", authz.Owner); u.Role != authz.Owner {
+		t.Errorf("the owner's own invitation made a %s", u.Role)
 	}
 }

@@ -429,6 +429,11 @@ func (s *members) AcceptInvitation(ctx context.Context, from authz.Principal, ma
 		if tenant.ReadOnly(now) {
 			return s.refuseJoin(e, from, reasonTrialEnded, errTrialEnded)
 		}
+		if lapsed, err := s.lapsed(tx, invited.Tenant, row); err != nil {
+			return err
+		} else if lapsed {
+			return s.refuseJoin(e, from, reasonRole, ErrTicket)
+		}
 		if err := s.users.putNewUser(tx, u); errors.Is(err, errEmailTaken) {
 			return s.refuseJoin(e, from, reasonTaken, errEmailTaken)
 		} else if err != nil {
@@ -441,6 +446,17 @@ func (s *members) AcceptInvitation(ctx context.Context, from authz.Principal, ma
 		return User{}, Tenant{}, fmt.Errorf("accepting an invitation: %w", err)
 	}
 	return u.row.user(u.account), tenant, nil
+}
+
+// lapsed reports whether an invitation may be accepted no longer: one that makes an owner and for
+// which no user answers, in a tenant that has got an owner since. An operator made it, and may make
+// only the first owner.
+func (s *members) lapsed(r store.Reader, tenant authz.TenantID, row invitationRow) (bool, error) {
+	if row.Role != authz.Owner || row.User != "" {
+		return false, nil
+	}
+	owners, err := s.owners(r, tenant)
+	return len(owners) > 0, err
 }
 
 // refuseJoin returns a refusal whose entry names no user, since none was made.
