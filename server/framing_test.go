@@ -63,6 +63,8 @@ func TestNothingIsReadAfterARequestThatMayEndInTwoPlaces(t *testing.T) {
 		{"both, and the caller wants to go on", public, sign + "Connection: keep-alive\r\nTransfer-Encoding: chunked\r\nContent-Length: 12\r\n" + chunks + list, []int{422}, true},
 		{"both, without a route", public, "POST /none HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nContent-Length: 12\r\n" + chunks + list, []int{404}, true},
 		{"both, without a credential", public, "POST /v1/encrypt HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nContent-Length: 12\r\n" + chunks + list, []int{401}, true},
+		{"both, of no path", public, "OPTIONS * HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nContent-Length: 12\r\n" + chunks + list, []int{404}, true},
+		{"both, operations, of no path", operations, "OPTIONS * HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\nContent-Length: 12\r\n" + chunks + list, []int{404}, true},
 		{"both, operations", operations, health + "Transfer-Encoding: chunked\r\nContent-Length: 12\r\n" + chunks + health + "\r\n", []int{200}, true},
 		{"HTTP/1.0, where chunks are ignored", public, strings.Replace(sign, "1.1", "1.0", 1) + "Connection: keep-alive\r\nTransfer-Encoding: chunked\r\nContent-Length: 2\r\n\r\n{}" + list, []int{422}, true},
 		{"only chunks", public, sign + "Transfer-Encoding: chunked\r\n" + chunks + list, []int{422}, true},

@@ -226,6 +226,8 @@ func (s *Server) listener(handler http.Handler) *http.Server {
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeaderBytes,
 		ErrorLog:          slog.NewLogLogger(s.config.Logger.Handler(), slog.LevelWarn),
+
+		DisableGeneralOptionsHandler: true, // it would answer OPTIONS * before [Server.observe]
 	}
 }
 
