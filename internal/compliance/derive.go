@@ -106,7 +106,7 @@ func combine(probes []ProbeResult) Result {
 }
 
 // evidenceVersion is the version of the stored form. Evidence of another version is gathered again.
-const evidenceVersion = 3
+const evidenceVersion = 4
 
 func (e *Evidence) Encode() ([]byte, error) {
 	b, err := json.Marshal(e)

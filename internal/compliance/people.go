@@ -14,6 +14,7 @@ type apiKey struct {
 	User    string           `json:"user,omitempty"`
 	Scopes  []string         `json:"scopes"`
 	Expires int64            `json:"expires,omitempty"` // Unix microseconds; 0: never
+	Pending bool             `json:"pending,omitempty"` // opens nothing before its approval
 	Used    mark             `json:"used,omitzero"`
 	Uses    map[string]int64 `json:"uses,omitempty"` // last use of each scope, Unix microseconds
 }
@@ -107,20 +108,26 @@ func (e *Evidence) account(a *audit.Entry, m mark) {
 	byWhom := a.Actor.ID != "" && a.Actor.Type != string(authz.Stranger)
 	switch a.EventType {
 	case audit.APIKeyCreated:
-		e.issue(m, byWhom)
+		pending := a.Attributes[audit.AttributePending] == "true"
+		if !pending {
+			e.issue(m, byWhom)
+		}
 		e.made(a)
 		e.APIKeys[id] = &apiKey{
-			Created: m, User: a.Attributes[audit.AttributeUser],
+			Created: m, User: a.Attributes[audit.AttributeUser], Pending: pending,
 			Scopes: strings.Fields(a.Attributes[audit.AttributeScopes]), Expires: microsOf(a, audit.AttributeExpiresAt),
 		}
 	case audit.APIKeyApproved:
+		e.issue(m, byWhom)
 		e.made(a)
 		if k := e.APIKeys[id]; k != nil {
-			k.User = a.Attributes[audit.AttributeUser]
+			k.User, k.Pending = a.Attributes[audit.AttributeUser], false
 		}
 	case audit.APIKeyRevoked:
+		if k := e.APIKeys[id]; k == nil || !k.Pending {
+			e.depart(id, m)
+		}
 		delete(e.APIKeys, id)
-		e.depart(id, m)
 	case audit.UserRegistered:
 		e.Users[id] = &user{Joined: m, Role: string(authz.Owner), Active: m}
 	case audit.EmailVerified, audit.PasswordReset:

@@ -98,11 +98,11 @@ var accessProbes = []Probe{
 	{Name: "sign_in_failures_handled", Title: "Repeated failed sign-ins are followed by a reaction within a day", window: signInDays, judge: judgeBursts},
 }
 
-// judgeAPIKeys judges the API keys that are neither revoked nor expired.
+// judgeAPIKeys judges the API keys that are neither pending, revoked nor expired.
 func judgeAPIKeys(e *Evidence, now time.Time, what string, wrong func(*apiKey) bool) verdict {
 	all := make(map[string]*apiKey)
 	for id, k := range e.APIKeys {
-		if k.Expires == 0 || before(now.UnixMicro(), time.UnixMicro(k.Expires)) {
+		if !k.Pending && (k.Expires == 0 || before(now.UnixMicro(), time.UnixMicro(k.Expires))) {
 			all[id] = k
 		}
 	}

@@ -1,6 +1,7 @@
 package compliance_test
 
 import (
+	"cmp"
 	"os"
 	"slices"
 	"strings"
@@ -125,4 +126,47 @@ func TestTheTableOfProbesSaysWhichAProgramCanTurnGreen(t *testing.T) {
 			t.Errorf("the table says of %s that %q can cause it", name, columns[1])
 		}
 	}
+}
+
+// A key that waits for an owner's approval opens nothing and nobody of the tenant made it. So whoever
+// holds a system key turns no probe with it, neither green nor red.
+func TestAPendingKeyCountsInNoProbe(t *testing.T) {
+	probes := make(map[string]*compliance.Probe)
+	for _, name := range []string{
+		"api_keys_bounded", "api_keys_rotated", "api_keys_used", "least_privilege", "duties_separated", "issuance_approved", "departed_locked_out",
+	} {
+		for i := range compliance.Probes {
+			if p := &compliance.Probes[i]; p.Name == name {
+				probes[name] = p
+			}
+		}
+	}
+	s, e := pure(t)
+	s.Began()
+	results := func(when string, want map[string]compliance.Result) {
+		t.Helper()
+		for name, p := range probes {
+			if got := p.Run(e); got.Result != cmp.Or(want[name], compliance.NotApplicable) {
+				t.Errorf("%s: %s is %s: %s", when, name, got.Result, got.Detail)
+			}
+		}
+	}
+	ask := func(id string) {
+		s.Tell(audit.APIKeyCreated, audit.Success, story.As(authz.APIKey, "key_system"), audit.Resource{Type: audit.APIKeyResource, ID: id},
+			audit.AttributeScopes, "vault:read account:admin", audit.AttributePending, "true")
+	}
+	results("before", nil)
+	ask("k")
+	ask("l")
+	s.Days(30)
+	s.ReadLog()
+	results("pending", nil)
+	s.Tell(audit.APIKeyRevoked, audit.Success, story.Owner, audit.Resource{Type: audit.APIKeyResource, ID: "l"})
+	results("refused", nil)
+	s.Tell(audit.APIKeyApproved, audit.Success, story.Owner, audit.Resource{Type: audit.APIKeyResource, ID: "k"},
+		audit.AttributeScopes, "vault:read account:admin", audit.AttributeUser, story.Owner.ID)
+	results("approved", map[string]compliance.Result{
+		"api_keys_bounded": compliance.Fail, "api_keys_rotated": compliance.Pass, "api_keys_used": compliance.Pass, "least_privilege": compliance.Pass,
+		"duties_separated": compliance.Fail, "issuance_approved": compliance.Pass,
+	})
 }
