@@ -30,6 +30,10 @@ var (
 	errScopesBeyond = fault.New(fault.Forbidden, "nobody gives an API key more than they hold: ask for fewer scopes")
 	errAPIKey       = fault.New(fault.NotFound, "there is no such API key: list the API keys for those there are")
 	errAPIKeys      = fault.New(fault.Conflict, "the tenant has 1000 API keys: revoke those that nobody uses")
+
+	errOwnersChanged = fault.New(fault.Conflict, "the owners of the tenant have just changed: try again")
+	errNotOwner      = fault.New(fault.Forbidden, "only an owner of the tenant approves an API key that the operator made")
+	errNotPending    = fault.New(fault.Conflict, "this API key waits for no approval")
 )
 
 // Reasons in audit entries.
@@ -37,9 +41,11 @@ const (
 	reasonScopes         = "scopes_beyond_own"
 	reasonNoAPIKey       = "no_such_api_key"
 	reasonTooManyAPIKeys = "too_many_api_keys"
+	reasonOwnersChanged  = "owners_changed"
+	reasonNotPending     = "not_pending"
 )
 
-// apiKeys makes, lists and revokes API keys, and authenticates their callers.
+// apiKeys makes, approves, lists and revokes API keys, and authenticates their callers.
 type apiKeys struct {
 	*deps
 	tenants *tenant.Store
@@ -97,10 +103,11 @@ func grantable(tenant authz.TenantID, scopes []authz.Scope) bool {
 func (s *apiKeys) createAPIKey(ctx context.Context, p authz.Principal, tenant authz.TenantID, r APIKeyRequest) (APIKey, string, error) {
 	k := s.grants.apiKeys.New(tenant, p.ID, r)
 	made := k.Row
-	var asked []request
-	if tenant != p.Tenant {
+	foreign := tenant != p.Tenant // the operator makes it
+	var mails []approvalMail
+	if foreign {
 		var err error
-		if asked, err = s.askOwners(ctx, tenant); err != nil {
+		if mails, err = s.prepareApprovalMails(ctx, tenant); err != nil {
 			return APIKey{}, "", fmt.Errorf("creating an API key: %w", err)
 		}
 	}
@@ -109,55 +116,63 @@ func (s *apiKeys) createAPIKey(ctx context.Context, p authz.Principal, tenant au
 		if err := s.tenants.Check(tx, tenant); err != nil {
 			return err
 		}
-		if tenant != p.Tenant { // no user answers for the key yet
-			if err := s.request(tx, &k.Row, asked); err != nil {
-				return err
-			}
+		var err error
+		if foreign {
+			err = s.requireApproval(tx, &k.Row, mails)
 		} else {
-			by, err := s.grants.grantor(tx, p, authz.CreateAPIKey)
-			if err != nil {
-				return err
-			}
-			if !by.Holds(k.Row.Scopes) {
-				return records.Refuse(reasonScopes, errScopesBeyond)
-			}
-			k.Row.User, k.Row.ExpiresAt = by.user, by.bound(made.ExpiresAt)
+			err = s.bindToGrantor(tx, p, k)
 		}
-		n := 0
-		err := tx.Scan(store.Prefix(apikey.TenantKeys(tenant)), func(_, _ []byte) bool { n++; return true })
 		if err != nil {
 			return err
 		}
-		if n >= maxAPIKeys {
+		n, err := s.grants.apiKeys.Count(tx, tenant)
+		switch {
+		case err != nil:
+			return err
+		case n >= maxAPIKeys:
 			return records.Refuse(reasonTooManyAPIKeys, errAPIKeys)
 		}
 		e.Resource.ID, e.Attributes = k.Row.ID, k.Row.Attributes()
 		e.Principal.Tenant = tenant
-		for _, r := range asked { // last, because what precedes a refusal is stored
-			err = errors.Join(err, r.post.Put(tx))
+		for _, m := range mails { // last, because what precedes a refusal is stored
+			err = errors.Join(err, m.post.Put(tx))
 		}
 		return errors.Join(err, s.grants.apiKeys.Put(tx, k))
 	})
 	if err != nil {
 		return APIKey{}, "", fmt.Errorf("creating an API key: %w", err)
 	}
-	if len(asked) > 0 {
+	if len(mails) > 0 {
 		s.outbox.Notify()
 	}
 	return k.Row.Key(time.Time{}), k.Secret, nil
 }
 
-// request is a mail that asks an owner for approval.
-type request struct {
+// bindToGrantor lets the user behind p answer for a new key, which expires no later than p.
+func (s *apiKeys) bindToGrantor(tx store.Tx, p authz.Principal, k *apikey.Fresh) error {
+	by, err := s.grants.grantor(tx, p, authz.CreateAPIKey)
+	switch {
+	case err != nil:
+		return err
+	case !by.Holds(k.Row.Scopes):
+		return records.Refuse(reasonScopes, errScopesBeyond)
+	}
+	k.Row.User, k.Row.ExpiresAt = by.user, by.bound(k.Row.ExpiresAt)
+	return nil
+}
+
+// approvalMail asks an owner to approve a key.
+type approvalMail struct {
 	owner string // address
 	post  *mail.Pending
 }
 
-// askOwners prepares a mail to each owner of a tenant.
-func (s *apiKeys) askOwners(ctx context.Context, tenant authz.TenantID) (asked []request, err error) {
+// prepareApprovalMails prepares a mail to each owner of a tenant. It runs before the transaction that
+// stores them, because it may have to ask the KMS.
+func (s *apiKeys) prepareApprovalMails(ctx context.Context, tenant authz.TenantID) (mails []approvalMail, err error) {
 	var owners []string
 	err = s.store.View(ctx, func(r store.Reader) (err error) {
-		owners, err = s.members.owners(r, tenant)
+		owners, err = s.members.ownerAddresses(r, tenant)
 		return err
 	})
 	for _, address := range owners {
@@ -165,18 +180,18 @@ func (s *apiKeys) askOwners(ctx context.Context, tenant authz.TenantID) (asked [
 		if post, err = s.outbox.Prepare(ctx, mail.Message{Kind: mail.ApproveAPIKey, To: address}); err != nil {
 			break
 		}
-		asked = append(asked, request{address, post})
+		mails = append(mails, approvalMail{address, post})
 	}
-	return asked, err
+	return mails, err
 }
 
-// request makes a key of a tenant with owners pending. asked are the mails to them.
-func (s *apiKeys) request(r store.Reader, row *apikey.Row, asked []request) error {
-	owners, err := s.members.owners(r, row.Tenant)
+// requireApproval makes a new key pending if its tenant has owners. mails are those to the owners.
+func (s *apiKeys) requireApproval(r store.Reader, row *apikey.Row, mails []approvalMail) error {
+	owners, err := s.members.ownerAddresses(r, row.Tenant)
 	if err != nil {
 		return err
 	}
-	if !slices.EqualFunc(owners, asked, func(address string, r request) bool { return address == r.owner }) {
+	if !slices.EqualFunc(owners, mails, func(address string, m approvalMail) bool { return address == m.owner }) {
 		return records.Refuse(reasonOwnersChanged, errOwnersChanged)
 	}
 	if len(owners) > 0 {
@@ -184,18 +199,6 @@ func (s *apiKeys) request(r store.Reader, row *apikey.Row, asked []request) erro
 	}
 	return nil
 }
-
-var (
-	errOwnersChanged = fault.New(fault.Conflict, "the owners of the tenant have just changed: try again")
-	errNotOwner      = fault.New(fault.Forbidden, "only an owner of the tenant approves an API key that the operator made")
-	errNotPending    = fault.New(fault.Conflict, "this API key waits for no approval")
-)
-
-// Reasons in audit entries.
-const (
-	reasonOwnersChanged = "owners_changed"
-	reasonNotPending    = "not_pending"
-)
 
 // ApproveAPIKey lets a pending API key of p's tenant work. The user p, an owner, answers for it from
 // now on. Errors: fault.Forbidden for anybody else and for an owner whose address is not verified,
@@ -223,11 +226,11 @@ func (s *apiKeys) ApproveAPIKey(ctx context.Context, p authz.Principal, id strin
 		if err != nil {
 			return err
 		}
-		owns, err := s.members.owns(tx, p)
+		isOwner, err := s.members.isOwner(tx, p)
 		switch {
 		case err != nil:
 			return err
-		case !owns:
+		case !isOwner:
 			return records.Refuse(reasonRole, errNotOwner)
 		case !by.Holds(row.Requested):
 			return records.Refuse(reasonScopes, errScopesBeyond)

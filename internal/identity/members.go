@@ -120,21 +120,21 @@ func (s *members) requireGrantable(r store.Reader, p authz.Principal, roles ...a
 		if role != authz.Owner {
 			continue
 		}
-		owners, err := s.owners(r, p.Tenant)
+		owners, err := s.ownerAddresses(r, p.Tenant)
 		if err != nil {
 			return err
 		}
-		if owns, err := s.owns(r, p); err != nil {
+		if isOwner, err := s.isOwner(r, p); err != nil {
 			return err
-		} else if len(owners) > 0 && !owns {
+		} else if len(owners) > 0 && !isOwner {
 			return records.Refuse(reasonRole, errRoleBeyond)
 		}
 	}
 	return nil
 }
 
-// owners returns the addresses of a tenant's owners.
-func (s *members) owners(r store.Reader, tenant authz.TenantID) (addresses []string, err error) {
+// ownerAddresses returns the addresses of a tenant's owners.
+func (s *members) ownerAddresses(r store.Reader, tenant authz.TenantID) (addresses []string, err error) {
 	members, err := s.membersOf(r, tenant)
 	for _, m := range members {
 		if m.owns() {
@@ -144,8 +144,8 @@ func (s *members) owners(r store.Reader, tenant authz.TenantID) (addresses []str
 	return addresses, err
 }
 
-// owns reports whether p is an owner of its tenant.
-func (s *members) owns(r store.Reader, p authz.Principal) (bool, error) {
+// isOwner reports whether p is an owner of its tenant.
+func (s *members) isOwner(r store.Reader, p authz.Principal) (bool, error) {
 	var row userRow
 	if p.Kind != authz.User {
 		return false, nil
@@ -455,7 +455,7 @@ func (s *members) lapsed(r store.Reader, tenant authz.TenantID, row invitationRo
 	if row.Role != authz.Owner || row.User != "" {
 		return false, nil
 	}
-	owners, err := s.owners(r, tenant)
+	owners, err := s.ownerAddresses(r, tenant)
 	return len(owners) > 0, err
 }
 

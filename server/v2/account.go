@@ -102,7 +102,7 @@ func apiKeyRequest(body api.CreateAPIKeyRequest) identity.APIKeyRequest {
 func createdAPIKey(k identity.APIKey, key string) api.CreatedAPIKey {
 	answer := api.CreatedAPIKey{
 		Success: true, ApiKey: key, KeyId: k.ID, Name: k.Name, Scopes: scopes(k.Scopes), CreatedAt: k.CreatedAt.UTC(),
-		Status: status(k, k.CreatedAt),
+		Status: apiKeyStatus(k, k.CreatedAt),
 	}
 	if !k.ExpiresAt.IsZero() {
 		expires := k.ExpiresAt.UTC()
@@ -111,9 +111,9 @@ func createdAPIKey(k identity.APIKey, key string) api.CreatedAPIKey {
 	return answer
 }
 
-func status(k identity.APIKey, now time.Time) api.APIKeyStatus {
+func apiKeyStatus(k identity.APIKey, now time.Time) api.APIKeyStatus {
 	switch {
-	case !k.ExpiresAt.IsZero() && !now.Before(k.ExpiresAt):
+	case k.Expired(now):
 		return api.APIKeyStatusExpired
 	case k.Pending:
 		return api.APIKeyStatusPending
@@ -156,7 +156,7 @@ func (a *accountAPI) ListAPIKeys(c *gin.Context) {
 		answer := api.APIKeyList{Success: true, ApiKeys: make([]api.APIKey, len(keys))}
 		for i, k := range keys {
 			answer.ApiKeys[i] = api.APIKey{
-				KeyId: k.ID, Name: k.Name, Scopes: scopes(k.Scopes), Status: status(k, a.now()), CreatedBy: k.CreatedBy, CreatedAt: k.CreatedAt.UTC(),
+				KeyId: k.ID, Name: k.Name, Scopes: scopes(k.Scopes), Status: apiKeyStatus(k, a.now()), CreatedBy: k.CreatedBy, CreatedAt: k.CreatedAt.UTC(),
 			}
 			if !k.ExpiresAt.IsZero() {
 				expires := k.ExpiresAt.UTC()

@@ -29,8 +29,7 @@ type Key struct {
 	LastUsedAt time.Time // precise to about a minute; zero: never
 	CreatedBy  string    // id of the principal
 	Pending    bool      // the key works only when an owner has approved it
-
-	User string // id of the user who answers for it; empty: none
+	User       string    // id of the user who answers for it; empty: none
 }
 
 // Request asks for an API key.
@@ -52,7 +51,7 @@ const (
 )
 
 var (
-	errScopes = fault.New(fault.Invalid, "an API key has at least one scope, and only such as there are")
+	errScopes = fault.New(fault.Invalid, "an API key has at least one scope, and only scopes that exist")
 	errDays   = fault.New(fault.Invalid, "an API key expires in 1 to 3650 days, or never")
 )
 
@@ -69,9 +68,9 @@ func (r Request) Check() error {
 	return tenant.ValidateName(r.Name)
 }
 
-// Row describes an API key in the store. Each row starts with the keyring's MAC. An API key is stored under its hash, the hash under
-// tenant and id, and the time of the last use under the id. Releases before names and expiry wrote
-// rows without these fields.
+// Row is an API key in the store, under the hash of the key. The hash is stored under tenant and id,
+// and the time of the last use under the id. Each stored value starts with the keyring's MAC. Releases
+// before names and expiry wrote rows without these fields.
 type Row struct {
 	ID        string         `json:"id"`
 	Tenant    authz.TenantID `json:"tenant"`
@@ -102,13 +101,13 @@ const hashVersion = "1"
 // HashKey returns the key of the row of an API key.
 func HashKey(hash string) []byte { return []byte("apikey/hash/" + hashVersion + "/" + hash) }
 
-// TenantKeys returns the prefix of the rows that list the API keys of a tenant.
-func TenantKeys(tenant authz.TenantID) []byte {
+// tenantPrefix returns the prefix of the rows that list the API keys of a tenant.
+func tenantPrefix(tenant authz.TenantID) []byte {
 	return []byte("apikey/tenant/" + string(tenant) + "/")
 }
 
 // NameKey returns the key of the row that lists an API key, whose content is the hash.
-func NameKey(n Name) []byte { return append(TenantKeys(n.Tenant), n.ID...) }
+func NameKey(n Name) []byte { return append(tenantPrefix(n.Tenant), n.ID...) }
 
 func usedKey(id string) []byte { return []byte("apikey/used/" + id) }
 
@@ -127,7 +126,8 @@ func (s *Store) hash(raw []byte) string { return s.rows.Hash("latticekeep/api-ke
 // Expired reports whether the key has ended.
 func (k Key) Expired(now time.Time) bool { return !k.ExpiresAt.IsZero() && !now.Before(k.ExpiresAt) }
 
-// Key returns the description of the key, which was last used at the given time.
+// Key returns the description of the key, which was last used at the given time. The scopes of a
+// pending key are those that it gets.
 func (r Row) Key(used time.Time) Key {
 	k := Key{r.ID, r.Name, r.Tenant, r.Scopes, r.CreatedAt, r.ExpiresAt, used, r.CreatedBy, r.Pending(), r.User}
 	if k.Pending {
@@ -206,10 +206,16 @@ func (s *Store) Delete(tx store.Tx, n Name) (bool, error) {
 	return true, errors.Join(tx.Delete(HashKey(hash)), tx.Delete(NameKey(n)), tx.Delete(usedKey(n.ID)))
 }
 
+// Count returns how many keys a tenant has.
+func (s *Store) Count(r store.Reader, tenant authz.TenantID) (n int, err error) {
+	err = r.Scan(store.Prefix(tenantPrefix(tenant)), func(_, _ []byte) bool { n++; return true })
+	return n, err
+}
+
 // Of reads a tenant's keys, oldest first.
 func (s *Store) Of(r store.Reader, tenant authz.TenantID) (all []Key, err error) {
 	var bad error
-	err = r.Scan(store.Prefix(TenantKeys(tenant)), func(key, value []byte) bool {
+	err = r.Scan(store.Prefix(tenantPrefix(tenant)), func(key, value []byte) bool {
 		var hash string
 		var row Row
 		var used time.Time
@@ -230,7 +236,7 @@ func (s *Store) Of(r store.Reader, tenant authz.TenantID) (all []Key, err error)
 	return all, errors.Join(err, bad)
 }
 
-// Attributes returns the attributes of the entry that records the new key.
+// Attributes returns the attributes of the entry that records that the key was made or approved.
 func (r Row) Attributes() map[string]string {
 	var scopes []string
 	for _, scope := range r.Key(time.Time{}).Scopes {
