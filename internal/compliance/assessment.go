@@ -186,7 +186,8 @@ type Activity struct {
 	First, Last Reference
 }
 
-// Document is the input for rendering a report. The same head gives the same document.
+// Document is the input for rendering a report. The same head and the same name of the tenant give the
+// same document.
 type Document struct {
 	Tenant       authz.TenantID
 	Organisation string     // name of the tenant as it is now, since the log has no names; "": not known

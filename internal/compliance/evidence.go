@@ -22,8 +22,8 @@ const keptDays = 92
 // keptScores bounds the history of a framework, in days.
 const keptScores = 400
 
-// mark is an entry with its time, its type and who caused it. There are several for each
-// credential, so type and actor are numbers of words.
+// mark is an entry with its time, its type and its actor. The evidence has several for each credential,
+// so it keeps type and actor as numbers of [words], which take less room.
 type mark struct {
 	Sequence uint64 `json:"s"`
 	Hash     string `json:"h"`
@@ -37,12 +37,12 @@ func (m mark) Time() time.Time { return time.UnixMicro(m.Micros).UTC() }
 // words are the event types and actors that marks name by number.
 type words struct {
 	Words   []string          `json:"words"`
-	numbers map[string]uint32 // made when it is needed first
+	numbers map[string]uint32 // index of Words, made when it is first needed; it is not stored
 }
 
-// number returns the number of a word.
+// number returns the number of a word, which it adds if it is new.
 func (w *words) number(word string) uint32 {
-	if len(w.numbers) != len(w.Words) {
+	if w.numbers == nil || len(w.numbers) != len(w.Words) { // Words was decoded
 		w.numbers = make(map[string]uint32, len(w.Words))
 		for i, known := range w.Words {
 			w.numbers[known] = uint32(i)
@@ -50,16 +50,14 @@ func (w *words) number(word string) uint32 {
 	}
 	n, ok := w.numbers[word]
 	if !ok {
-		if w.numbers == nil {
-			w.numbers = make(map[string]uint32)
-		}
 		n = uint32(len(w.Words))
-		word = strings.Clone(word) // nothing else of the entry is kept
+		word = strings.Clone(word) // so that the rest of the entry is not kept in memory
 		w.Words, w.numbers[word] = append(w.Words, word), n
 	}
 	return n
 }
 
+// word returns the word of a number, or "" for a number without one.
 func (w *words) word(n uint32) string {
 	if int(n) >= len(w.Words) {
 		return ""
@@ -406,8 +404,8 @@ func (e *Evidence) namedKey(a *audit.Entry, m mark) {
 	e.Keys[a.Resource.ID] = &namedKey{m, days, next}
 }
 
-// own processes the entries that this package writes. The state, and the scores of a day, are of the
-// deployment alone.
+// own processes the entries that this package writes. Only the deployment may write the state and the
+// scores of a day.
 func (e *Evidence) own(a *audit.Entry, m mark) {
 	if a.Outcome != audit.Success {
 		return

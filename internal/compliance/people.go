@@ -131,9 +131,10 @@ func (e *Evidence) account(a *audit.Entry, m mark) {
 	case audit.UserRegistered:
 		e.Users[id] = &user{Joined: m, Role: string(authz.Owner), Active: m}
 	case audit.EmailVerified, audit.PasswordReset:
-		// A token that was mailed shows it, and the entry names its user as the actor.
-		shown := a.EventType == audit.EmailVerified || a.Attributes["email_verified"] == "true"
-		if u := e.Users[id]; u != nil && shown && a.Actor.ID == id {
+		// A user verifies an address with a token that was mailed to it. Nobody else can, so an entry
+		// with another actor does not count.
+		verified := a.EventType == audit.EmailVerified || a.Attributes["email_verified"] == "true"
+		if u := e.Users[id]; u != nil && verified && a.Actor.ID == id {
 			u.Verified = true
 		}
 	case audit.MemberInvited:

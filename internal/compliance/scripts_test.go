@@ -22,8 +22,9 @@ var automated = []string{
 	"api_keys_used", "least_privilege", "members_active", // any use
 }
 
-// writer does all that an API key of all scopes can do to what the cases have, and writes the
-// entries that the service writes for nobody but itself and users.
+// writer does everything that an API key with all scopes can do to the objects of the cases. It also
+// writes, as that key, the entries that the service writes only for itself and for users: they must not
+// count.
 func writer(s *story.Story) {
 	key := story.As(authz.APIKey, "k_script")
 	for _, id := range []string{"a", "b", "c", "d"} {
@@ -50,7 +51,7 @@ func writer(s *story.Story) {
 	everything(s, key)
 }
 
-// user uses an API key of the cases once for each scope, and an account.
+// user uses each API key of the cases once for each scope, and an account once.
 func user(s *story.Story) {
 	for _, id := range []string{"k", "l"} {
 		for _, t := range []audit.EventType{
@@ -62,9 +63,8 @@ func user(s *story.Story) {
 	s.Used(audit.AccountRead, story.Owner)
 }
 
-// TestNoProgramTurnsAProbeGreen takes each state of a tenant in which a probe is not green, and lets
-// every program do what it can.
-func TestNoProgramTurnsAProbeGreen(t *testing.T) {
+// It takes each state of a tenant in which a probe is not green, and lets every program do what it can.
+func TestProgramsTurnOnlyAutomatedProbesGreen(t *testing.T) {
 	all := map[string]func(*story.Story){"a writer": writer, "a user of keys": user}
 	for who, act := range programs {
 		all[who] = act
@@ -103,7 +103,7 @@ func TestNoProgramTurnsAProbeGreen(t *testing.T) {
 	}
 }
 
-// The table names the same probes as those that a program may turn green.
+// The table of docs/compliance.md names the same probes as those that a program may turn green.
 func TestTheTableOfProbesSaysWhichAProgramCanTurnGreen(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/compliance.md")
 	if err != nil {
@@ -120,9 +120,11 @@ func TestTheTableOfProbesSaysWhichAProgramCanTurnGreen(t *testing.T) {
 		}
 		program := false
 		for _, who := range []string{"whoever has", "the API key", "also by a page"} {
-			program = program || strings.HasPrefix(columns[1], who) || strings.Contains(columns[1], who)
+			program = program || strings.Contains(columns[1], who)
 		}
-		if program != slices.Contains(automated, name) && name != "integrity_intact" && name != "issuance_approved" {
+		// A program makes these two pass, and cannot turn a failure into a pass: it stays in the log.
+		onlyAtFirst := name == "integrity_intact" || name == "issuance_approved"
+		if program != slices.Contains(automated, name) && !onlyAtFirst {
 			t.Errorf("the table says of %s that %q can cause it", name, columns[1])
 		}
 	}

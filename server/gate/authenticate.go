@@ -94,9 +94,9 @@ func (call *Call) Still(ctx context.Context, c *gin.Context) error {
 	return nil
 }
 
-// requireScope names the missing scope in the 403 of a known caller (RFC 6750 §3.1), unless the
-// operation belongs to the vault.
-func (call *Call) requireScope(scope authz.Scope) {
+// nameMissingScope names the scope that a known caller lacks in the headers of its 403 (RFC 6750 §3.1).
+// In the vault it names none, because every 403 there is the same.
+func (call *Call) nameMissingScope(scope authz.Scope) {
 	if scope != "" && !call.operation.vault && !slices.Contains(call.Caller.Scopes, scope) {
 		call.answer.Set("WWW-Authenticate", fmt.Sprintf(`%s, error="insufficient_scope", scope="%s"`, bearerChallenge, scope))
 	}

@@ -178,12 +178,12 @@ func (call *Call) authorize(c *gin.Context) error {
 	}
 	scope, _ := authz.Required(op.Action)
 	if op.Recovers && call.gate.config.Guard.HaltedBy() != nil && call.Caller.Denies(op.Action) != "" {
-		call.requireScope(scope)
+		call.nameMissingScope(scope)
 		return fault.New(fault.Forbidden, "access denied") // a halted log takes no entry until a permitted caller succeeds
 	}
 	err := call.gate.config.Guard.Authorize(c.Request.Context(), call.Caller.Principal, op.Action)
 	if fault.Of(err) == fault.Forbidden {
-		call.requireScope(scope)
+		call.nameMissingScope(scope)
 	}
 	return err
 }

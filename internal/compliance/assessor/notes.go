@@ -16,8 +16,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// Note is the note of a review. It is no part of the log, so that it can be erased: its entry has a
-// hash, from which nobody can guess a text without the salt.
+// Note is the note of a review. It is not part of the log, so that it can be erased. The entry of the
+// review has only a hash, from which nobody can guess the text without the salt.
 type Note struct {
 	Salt []byte `json:"salt"` // 32 random bytes
 	Text string `json:"text"`
@@ -62,7 +62,7 @@ func (r *evidenceRows) readNote(from store.Reader, tenant authz.TenantID, id str
 		err = json.Unmarshal(content, &n)
 	}
 	if err == nil && n.id() != id {
-		err = errors.New("its hash is another one")
+		err = errors.New("its hash is not its id")
 	}
 	if err != nil {
 		return n, false, fmt.Errorf("reading a note: %w", err)
@@ -70,7 +70,7 @@ func (r *evidenceRows) readNote(from store.Reader, tenant authz.TenantID, id str
 	return n, true, nil
 }
 
-var errNote = fault.New(fault.NotFound, "there is no such note: it was erased, or its review has another id in the attribute note of its entry")
+var errNote = fault.New(fault.NotFound, "there is no such note: it was erased, or the id is not the attribute note of a review")
 
 const reasonNoNote = "no_such_note"
 
@@ -87,9 +87,8 @@ func (s *Service) Note(ctx context.Context, p authz.Principal, id string) (n Not
 	if err != nil {
 		return n, fmt.Errorf("looking up a note: %w", err)
 	}
-	e := audit.Event{Type: audit.AuditRead, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.LogResource}}
+	e := logEvent(audit.AuditRead, p)
 	if !found {
-		e.Attributes = map[string]string{audit.AttributeReason: reasonNoNote}
 		return n, s.guard.Refuse(ctx, e, audit.Denied, reasonNoNote, errNote)
 	}
 	e.Attributes = map[string]string{audit.AttributeNote: id}
@@ -104,7 +103,7 @@ func (s *Service) EraseNote(ctx context.Context, p authz.Principal, id string) e
 	}
 	found := false
 	err := s.evidence.store.Update(ctx, func(tx store.Tx) (err error) {
-		e := audit.Event{Type: audit.ReviewNoteErased, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.LogResource}}
+		e := logEvent(audit.ReviewNoteErased, p)
 		if _, found, err = s.evidence.readNote(tx, p.Tenant, id); err != nil {
 			return err
 		}

@@ -25,9 +25,9 @@ var (
 
 // Report returns a link to the report on a framework, as of an entry of p's tenant; 0 means the
 // newest one. It renders the report unless it is stored already: the same head, name of the tenant,
-// catalogue and program give the same bytes. Errors: fault.Forbidden, fault.Invalid for an unknown framework or
-// format, fault.NotFound for an entry that the tenant does not have, fault.Conflict when the chain
-// does not verify, fault.Unavailable. The last one also means that the chain is not verified up to
+// catalogue and program give the same bytes. Errors: fault.Forbidden, fault.Invalid for an unknown
+// framework or format, fault.NotFound for an entry that the tenant does not have, fault.Conflict when
+// the chain does not verify, fault.Unavailable. The last one also means that the chain is not verified up to
 // the head yet, or that the report could not be stored; then there is no report.
 func (s *Service) Report(ctx context.Context, p authz.Principal, f compliance.Framework, head uint64, format compliance.Format) (compliance.Link, error) {
 	if err := s.ready(ctx, p, authz.ReadReport, f); err != nil {

@@ -15,11 +15,10 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// Review is the entry of a review. Count is of API keys and members, or of the parts of the
-// inventory, and zero for an acknowledgement.
+// Review is the entry of a review.
 type Review struct {
 	Sequence uint64
-	Count    int
+	Count    int    // API keys and members, or parts of the inventory; zero for an acknowledgement
 	Note     string // id of the note; empty: none
 	compliance.Acknowledged
 }
@@ -36,15 +35,19 @@ func (s *Service) Waiting(ctx context.Context, p authz.Principal) (w compliance.
 	if err != nil {
 		return w, err
 	}
-	return w, s.guard.Record(ctx, audit.Event{
-		Type: audit.AuditRead, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.LogResource},
-		Attributes: map[string]string{audit.AttributeReviews: "true"},
-	})
+	read := logEvent(audit.AuditRead, p)
+	read.Attributes = map[string]string{audit.AttributeReviews: "true"}
+	return w, s.guard.Record(ctx, read)
+}
+
+// logEvent returns the event of p's success with the log.
+func logEvent(t audit.EventType, p authz.Principal) audit.Event {
+	return audit.Event{Type: t, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.LogResource}}
 }
 
 // Acknowledge records that the user p looked at the denials and failures of a range of tenant
-// sequences, with a note or "". It leaves out those that p caused. Errors: fault.Forbidden, fault.Invalid for a range
-// that reaches behind the newest entry, fault.Unavailable.
+// sequences, with a note or "". It leaves out those that p caused. Errors: fault.Forbidden,
+// fault.Invalid for a range that reaches beyond the newest entry, fault.Unavailable.
 func (s *Service) Acknowledge(ctx context.Context, p authz.Principal, from, to uint64, note string) (r Review, err error) {
 	if err := s.guard.Admit(ctx, p, authz.ReviewLog); err != nil {
 		return r, err
@@ -66,8 +69,8 @@ func (s *Service) Acknowledge(ctx context.Context, p authz.Principal, from, to u
 	})
 }
 
-// ReviewAccess records that the user p looked at API keys and members, with a note or "". Errors: fault.Forbidden,
-// fault.Unavailable.
+// ReviewAccess records that the user p looked at API keys and members, with a note or "". Errors:
+// fault.Forbidden, fault.Unavailable.
 func (s *Service) ReviewAccess(ctx context.Context, p authz.Principal, note string) (r Review, err error) {
 	if err := s.guard.Admit(ctx, p, authz.ReviewAccess); err != nil {
 		return r, err
@@ -81,9 +84,9 @@ func (s *Service) ReviewAccess(ctx context.Context, p authz.Principal, note stri
 	})
 }
 
-// ReviewInventory records that the user p looked at the inventory of cryptography, with a note or "". The digest is
-// over its components, because the document around them has a time. Errors: fault.Forbidden,
-// fault.Unavailable.
+// ReviewInventory records that the user p looked at the inventory of cryptography, with a note or "".
+// The digest is over its components, because the document around them has a time. Errors:
+// fault.Forbidden, fault.Unavailable.
 func (s *Service) ReviewInventory(ctx context.Context, p authz.Principal, note string) (r Review, err error) {
 	if err := s.guard.Admit(ctx, p, authz.ReviewInventory); err != nil {
 		return r, err
@@ -111,9 +114,9 @@ func (s *Service) ReviewInventory(ctx context.Context, p authz.Principal, note s
 
 // record writes the entry of a review, and its note in the same transaction.
 func (s *Service) record(ctx context.Context, p authz.Principal, r *Review, t audit.EventType, text string, attributes map[string]string) error {
-	resource := audit.ComplianceResource
-	if t == audit.DenialsAcknowledged {
-		resource = audit.LogResource
+	e := logEvent(t, p)
+	if t != audit.DenialsAcknowledged {
+		e.Resource.Type = audit.ComplianceResource
 	}
 	var row []byte
 	if text != "" {
@@ -125,15 +128,14 @@ func (s *Service) record(ctx context.Context, p authz.Principal, r *Review, t au
 			return err
 		}
 	}
+	e.Attributes = attributes
 	var receipt *audit.Receipt
 	err := s.evidence.store.Update(ctx, func(tx store.Tx) (err error) {
 		if row != nil {
 			err = tx.Put(noteKey(p.Tenant, r.Note), row)
 		}
 		if err == nil {
-			receipt, err = s.guard.Append(tx, audit.Event{
-				Type: t, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: resource}, Attributes: attributes,
-			})
+			receipt, err = s.guard.Append(tx, e)
 		}
 		return err
 	})
