@@ -39,11 +39,11 @@ func main() {
 
 // server is a development server and the API key of its tenant.
 type server struct {
-	pid       int
-	URL       string `json:"base_url"`
-	Key       string `json:"api_key"`
-	show      bool
-	transport *http.Client
+	pid    int
+	URL    string `json:"base_url"`
+	Key    string `json:"api_key"`
+	show   bool
+	client *http.Client
 }
 
 func run(ctx context.Context, program string, requests int, wait time.Duration, show bool) (err error) {
@@ -58,58 +58,64 @@ func run(ctx context.Context, program string, requests int, wait time.Duration, 
 		return fmt.Errorf("starting the server: %w", err)
 	}
 	defer func() { err = errors.Join(err, cmd.Process.Signal(syscall.SIGTERM), cmd.Wait()) }()
-	s := &server{pid: cmd.Process.Pid, show: show, transport: &http.Client{Transport: &http.Transport{MaxIdleConns: 1}}}
+	s := &server{pid: cmd.Process.Pid, show: show, client: &http.Client{Transport: &http.Transport{MaxIdleConns: 1}}}
 	if err := json.NewDecoder(out).Decode(s); err != nil {
 		return fmt.Errorf("waiting for the server: %w", err)
 	}
 
-	kinds := []*kind{
+	operations := []*operation{
 		{name: "unseal a credential", use: s.unseal},
 		{name: "decrypt data", use: s.decrypt},
 	}
-	for _, k := range kinds {
-		k.canary = rand.Text() + rand.Text()
-		if err := k.use(ctx, k.canary); err != nil {
-			return fmt.Errorf("%s: %w", k.name, err)
+	for _, o := range operations {
+		o.canary = rand.Text() + rand.Text()
+		if err := o.use(ctx, o.canary); err != nil {
+			return fmt.Errorf("%s: %w", o.name, err)
 		}
-		if k.first, err = s.count(k.canary); err != nil {
+		if o.first, err = s.count(o.canary); err != nil {
 			return err
 		}
 	}
-	select {
-	case <-time.After(wait / 2):
-	case <-ctx.Done():
-		return ctx.Err()
+	if err := sleep(ctx, wait/2); err != nil {
+		return err
 	}
 	for range requests {
 		if _, err := s.call(ctx, http.MethodGet, "/api/v2/vault/list", nil); err != nil {
 			return fmt.Errorf("listing: %w", err)
 		}
 	}
-	select {
-	case <-time.After(wait / 2):
-	case <-ctx.Done():
-		return ctx.Err()
+	if err := sleep(ctx, wait/2); err != nil {
+		return err
 	}
 	fmt.Printf("| operation | copies just after it | after %v and %d other requests |\n| --- | --- | --- |\n", wait, requests)
-	for _, k := range kinds {
-		later, err := s.count(k.canary)
+	for _, o := range operations {
+		later, err := s.count(o.canary)
 		if err != nil {
 			return err
 		}
-		fmt.Printf("| %s | %d | %d |\n", k.name, k.first, later)
+		fmt.Printf("| %s | %d | %d |\n", o.name, o.first, later)
 	}
 	fmt.Printf("\nAnother process of the server's user opens its memory: %s.\n\n%s/%s, %d processors, Linux %s, %s, %s.\n",
 		s.opensMemory(ctx), runtime.GOOS, runtime.GOARCH, runtime.NumCPU(), release(), version(ctx, program), time.Now().UTC().Format(time.DateOnly))
 	return nil
 }
 
-// kind is an operation that puts a plaintext into the memory of the server.
-type kind struct {
+// operation puts a plaintext, the canary, into the memory of the server.
+type operation struct {
 	name   string
 	use    func(ctx context.Context, canary string) error
 	canary string
-	first  int
+	first  int // copies just after it
+}
+
+// sleep waits, or returns the error of a context that ends earlier.
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // unseal seals a credential with the canary and unseals it.
@@ -157,7 +163,7 @@ func (s *server) call(ctx context.Context, method, path string, body any) (answe
 	if body != nil {
 		r.Header.Set("Content-Type", "application/json")
 	}
-	w, err := s.transport.Do(r)
+	w, err := s.client.Do(r)
 	if err != nil {
 		return nil, fmt.Errorf("calling the server: %w", err)
 	}

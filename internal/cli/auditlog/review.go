@@ -23,17 +23,17 @@ func newReviewCommand() *cobra.Command {
 	var json bool
 	cmd := &cobra.Command{
 		Use:   "review [denials|access|inventory] --url URL --email ADDRESS",
-		Short: "Say what waits for a review, or record that you reviewed it",
-		Long: `Without an argument, say what waits for a review by the user, and when members last
-reviewed what. With one, record a review in the log:
+		Short: "Show what waits for a review, or record that you reviewed it",
+		Long: `Without an argument, show what waits for a review by the user, and when members last
+reviewed what. With one, record in the log that the user looked at:
 
-  denials    that you looked at all entries up to now that nobody has acknowledged
-  access     at the API keys and members of the tenant
-  inventory  at the inventory of cryptography
+  denials    all entries up to now that nobody has acknowledged
+  access     the API keys and members of the tenant
+  inventory  the inventory of cryptography
 
-Compliance scores count these reviews and no reading. Only a user reviews, no API key,
-and nobody acknowledges denials and failures of their own or of API keys that they made.
-The note is kept beside the log, and an owner or admin can erase it.`,
+Compliance scores count these reviews, and do not count reads. Only a user can review,
+no API key can, and nobody acknowledges denials and failures of their own or of API keys
+that they made. The note is kept beside the log, and an owner or admin can erase it.`,
 		ValidArgs: reviewSubjects,
 		Args:      cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -96,11 +96,10 @@ func showWaiting(out io.Writer, w *v2.ReviewsWaiting) {
 }
 
 func showReview(out io.Writer, r *v2.Review) {
-	fmt.Fprintf(out, "recorded as entry %d", r.Sequence)
-	switch {
-	case r.Subject != v2.ReviewSubjectDenials:
-		fmt.Fprintf(out, ": %d items\n", r.Count)
-	default:
-		fmt.Fprintf(out, ": %d denials and %d failures acknowledged, %d left for another member\n", r.Denials, r.Failures, r.OwnDenials+r.OwnFailures)
+	if r.Subject == v2.ReviewSubjectDenials {
+		fmt.Fprintf(out, "recorded as entry %d: %d denials and %d failures acknowledged, %d left for another member\n",
+			r.Sequence, r.Denials, r.Failures, r.OwnDenials+r.OwnFailures)
+	} else {
+		fmt.Fprintf(out, "recorded as entry %d: %d items\n", r.Sequence, r.Count)
 	}
 }

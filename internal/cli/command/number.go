@@ -9,7 +9,7 @@ import (
 )
 
 // Int defines a flag that takes whole numbers from low to high. *p stays nil until the flag is
-// given, so nothing that was typed looks like a flag that was left out.
+// given, so that a value such as 0 is refused, and not taken for a flag that was left out.
 func Int[T int | int32 | int64 | uint64](cmd *cobra.Command, p **T, name string, low, high T, usage string) {
 	cmd.Flags().Var(&number[T]{p, low, high}, name, usage)
 }

@@ -14,14 +14,14 @@ import (
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
 )
 
-// Session holds the flags with which a command acts for a user of a running server, where no API key
-// may.
+// Session holds the flags of a command that signs in as a user of a running server, to do what no API
+// key may do.
 type Session struct{ URL, Email, PasswordFile string }
 
 func (s *Session) Register(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&s.URL, "url", os.Getenv("LATTICEKEEP_URL"), "base URL of the server (environment: LATTICEKEEP_URL)")
 	cmd.Flags().StringVar(&s.Email, "email", "", "address of the user who acts")
-	cmd.Flags().StringVar(&s.PasswordFile, "password-file", "", "file with the user's password (default: it is asked for)")
+	cmd.Flags().StringVar(&s.PasswordFile, "password-file", "", "file with the user's password (default: the command asks for it)")
 	_ = cmd.MarkFlagRequired("email") // cannot fail: the flag exists
 }
 

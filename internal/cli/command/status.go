@@ -52,9 +52,9 @@ func (e *StatusError) Unwrap() error { return e.Err }
 // UsageError returns an error of whoever typed the command. [Strict] adds how to get help.
 func UsageError(text string) error { return &StatusError{StatusUsage, errors.New(text)} }
 
-// Status returns the status with which the program ends after a command has returned err. What was
-// seen to be broken goes before why the rest could not be read. An error that nobody classified
-// counts as failed: a gate must not take damage for an outage.
+// Status returns the status with which the program ends after a command has returned err. When
+// something is broken and the rest could not be read, the status says that it is broken. An error of an
+// unknown kind counts as failed: a gate must not take damage for an outage.
 func Status(err error) int {
 	var own *StatusError
 	var answer *client.Error

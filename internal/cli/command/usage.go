@@ -12,8 +12,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Strict makes cmd and the commands below it refuse what does not belong on a command line, in this
-// program's words and with [StatusUsage]. A group of commands refuses a command that it does not
+// Strict makes cmd and the commands below it refuse a wrong command line, in this program's words and
+// with [StatusUsage]. A group of commands refuses a command that it does not
 // have, and prints its help without one.
 func Strict(cmd *cobra.Command) {
 	args, run := checkArguments(cmd.Args), cmd.RunE
@@ -116,8 +116,8 @@ func flagNames(found [][]string) string {
 	return strings.Join(names, "")
 }
 
-// checkNotEmpty fails if a flag was given without a value, for example from an unset variable. What
-// it would select, restrict or pin must not be left out silently.
+// checkNotEmpty fails if a flag was given without a value, for example from an unset variable. A flag
+// that selects, restricts or pins something must not be ignored silently.
 func checkNotEmpty(cmd *cobra.Command) (err error) {
 	cmd.Flags().Visit(func(f *pflag.Flag) {
 		empty := f.Value.String() == ""

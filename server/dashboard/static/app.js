@@ -58,7 +58,7 @@ function Shown({route}) {
   return html`<${state.view} key=${path} />`; // another object of the same kind is another page
 }
 
-// Missing needs nobody to be signed in.
+// Missing is also for those who are not signed in.
 function Missing() {
   return html`<${Page} title="This page does not exist"><p>The address may be incomplete. <${Link} to="/">Go to the overview<//>.</p><//>`;
 }

@@ -39,7 +39,7 @@ export const words = code => {
   return text.charAt(0).toUpperCase() + text.slice(1);
 };
 
-// What is attempted, by the word for it when it is done.
+// The verbs that event types end with, and their infinitives.
 const verbs = {
   accepted: 'accept', acknowledged: 'acknowledge', activated: 'activate', approved: 'approve', archived: 'archive', assessed: 'assess', changed: 'change',
   checked: 'check', committed: 'commit', created: 'create', decrypted: 'decrypt', deleted: 'delete', destroyed: 'destroy',

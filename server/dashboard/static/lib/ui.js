@@ -104,7 +104,7 @@ const remedies = {
 // Trouble shows a failure: what to do about it, what the server said, the id of the
 // request and, when it may be repeated, a button that counts down if it has to wait. The
 // first two are read out, and nothing is again with every second of the countdown. texts
-// says more by the status; a pair of title and text is all that there is to say.
+// has another remedy for a status, or a pair of title and remedy, which is all that is shown.
 export function Trouble({error, retry, texts = {}}) {
   const [, tick] = useState(0);
   const wait = Math.max(0, Math.ceil(((error.retryAt ?? 0) - Date.now()) / 1000));

@@ -1,4 +1,4 @@
-// Reviews: what a member says to have looked at. Scores count these, and no reading.
+// Reviews: a member states what they looked at. Scores count these statements, and no reads.
 import {html, useState} from '../vendor/preact.js';
 import {useAccount} from '../lib/account.js';
 import {get, post} from '../lib/api.js';
@@ -7,7 +7,7 @@ import {Dialog, Form, Input, Link, Loaded, Panel, Time, say, useLoad} from '../l
 
 const attempts = (denials, failures) => [denials && count(denials, 'denial'), failures && count(failures, 'failure')].filter(Boolean).join(' and ');
 
-// What can be reviewed: the scope that it takes besides audit:read, and what a member says with it.
+// What can be reviewed: the scope that it takes besides audit:read, and what a member states.
 const subjects = {
   denials: {title: 'Audit log', last: 'log_reviewed_at', due: 'every month',
     says: w => html`<p>You say that you looked at the entries ${number(w.from)} to ${number(w.to)} of your organisation${attempts(w.denials, w.failures) && `, and at ${attempts(w.denials, w.failures)} among them`}.</p>`},
