@@ -120,7 +120,7 @@ func (s *apiKeys) createAPIKey(ctx context.Context, p authz.Principal, tenant au
 		if foreign {
 			err = s.requireApproval(tx, &k.Row, mails)
 		} else {
-			err = s.bindToGrantor(tx, p, k)
+			err = s.bindToGrantor(tx, p, &k.Row)
 		}
 		if err != nil {
 			return err
@@ -149,15 +149,15 @@ func (s *apiKeys) createAPIKey(ctx context.Context, p authz.Principal, tenant au
 }
 
 // bindToGrantor lets the user behind p answer for a new key, which expires no later than p.
-func (s *apiKeys) bindToGrantor(tx store.Tx, p authz.Principal, k *apikey.Fresh) error {
-	by, err := s.grants.grantor(tx, p, authz.CreateAPIKey)
+func (s *apiKeys) bindToGrantor(r store.Reader, p authz.Principal, row *apikey.Row) error {
+	by, err := s.grants.grantor(r, p, authz.CreateAPIKey)
 	switch {
 	case err != nil:
 		return err
-	case !by.Holds(k.Row.Scopes):
+	case !by.Holds(row.Scopes):
 		return records.Refuse(reasonScopes, errScopesBeyond)
 	}
-	k.Row.User, k.Row.ExpiresAt = by.user, by.bound(k.Row.ExpiresAt)
+	row.User, row.ExpiresAt = by.user, by.bound(row.ExpiresAt)
 	return nil
 }
 

@@ -448,9 +448,9 @@ func (s *members) AcceptInvitation(ctx context.Context, from authz.Principal, ma
 	return u.row.user(u.account), tenant, nil
 }
 
-// lapsed reports whether an invitation may be accepted no longer: one that makes an owner and for
-// which no user answers, in a tenant that has got an owner since. An operator made it, and may make
-// only the first owner.
+// lapsed reports whether an invitation can no longer be accepted, because it makes an owner, no user
+// answers for it, and the tenant has an owner meanwhile. Such an invitation is an operator's, who may
+// make only the first owner.
 func (s *members) lapsed(r store.Reader, tenant authz.TenantID, row invitationRow) (bool, error) {
 	if row.Role != authz.Owner || row.User != "" {
 		return false, nil
