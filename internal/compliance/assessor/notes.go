@@ -126,3 +126,8 @@ func (s *Service) EraseNote(ctx context.Context, p authz.Principal, id string) e
 	}
 	return nil
 }
+
+// logEvent returns the event of p's success with the log.
+func logEvent(t audit.EventType, p authz.Principal) audit.Event {
+	return audit.Event{Type: t, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.LogResource}}
+}

@@ -40,11 +40,6 @@ func (s *Service) Waiting(ctx context.Context, p authz.Principal) (w compliance.
 	return w, s.guard.Record(ctx, read)
 }
 
-// logEvent returns the event of p's success with the log.
-func logEvent(t audit.EventType, p authz.Principal) audit.Event {
-	return audit.Event{Type: t, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.LogResource}}
-}
-
 // Acknowledge records that the user p looked at the denials and failures of a range of tenant
 // sequences, with a note or "". It leaves out those that p caused. Errors: fault.Forbidden,
 // fault.Invalid for a range that reaches beyond the newest entry, fault.Unavailable.
