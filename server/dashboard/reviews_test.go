@@ -70,7 +70,7 @@ func TestAnOwnerApprovesTheOperatorsKeyInTheBrowser(t *testing.T) {
 	b.sees("waits for approval")
 	b.accessible()
 	b.press("Approve ops")
-	b.sees("You answer for it from now on")
+	b.sees("It never expires. You answer for it from now on")
 	b.press("Approve")
 	b.sees("The key is approved")
 	b.gone("waits for approval")

@@ -65,7 +65,7 @@ function APIKeys() {
         await post('/api/v2/api-keys/' + encodeURIComponent(approving.key_id) + '/approve');
         say('The key is approved');
         keys.reload();
-      }}><p>The operator of this service made <${Name}>${approving.name}<//>. Whoever holds it may use: ${approving.scopes.map(s => scopes[s] ?? s).join(', ')}. You answer for it from now on, as for a key of your own.</p><//>`}
+      }}><p>The operator of this service made <${Name}>${approving.name}<//>. Whoever holds it may use: ${approving.scopes.map(s => scopes[s] ?? s).join(', ')}. It ${approving.expires_at ? html`expires <${Time} at=${approving.expires_at} />` : 'never expires'}. You answer for it from now on, as for a key of your own.</p><//>`}
     ${revoking && html`<${Confirm} title="Revoke this API key?" action="Revoke" onClose=${() => setRevoking(null)} onConfirm=${async () => {
         await del('/api/v2/api-keys/' + encodeURIComponent(revoking.key_id));
         say('The key is revoked');
