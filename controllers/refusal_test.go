@@ -190,6 +190,14 @@ func (w *world) testOlder(t *testing.T) {
 		t.Errorf("the message %q does not name the key", message)
 	}
 	w.checkUnseals(sc, newer)
+	// A value of the future would keep out the correct ones after it.
+	sc = w.awaitStalled(w.change(sc, func(sc *v1alpha1.SealedCredential) {
+		sc.Spec.Sealed = w.manifest(ns, "older", w.values("token")).Spec.Sealed
+		v := sc.Spec.Sealed.Values["token"]
+		v.SealedAt = metav1.NewTime(v.SealedAt.Add(sealing.MaxAhead + time.Minute))
+		sc.Spec.Sealed.Values["token"] = v
+	}), v1alpha1.ReasonInvalidSealed)
+	w.checkUnseals(sc, newer)
 	sc = w.awaitReady(w.change(sc, func(sc *v1alpha1.SealedCredential) {
 		sc.Spec.Sealed = first.Spec.Sealed.DeepCopy()
 		sc.Spec.Sealed.AllowOlder = true

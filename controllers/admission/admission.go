@@ -312,7 +312,7 @@ func (w *Webhook) judge(ctx context.Context, source string, r *admissionv1.Admis
 	if after.DeletionTimestamp != nil || before != nil && equality.Semantic.DeepEqual(before.Spec, after.Spec) {
 		return admission.Allowed(""), passed
 	}
-	if found := mistakes(before, after); len(found) > 0 {
+	if found := mistakes(before, after, w.now()); len(found) > 0 {
 		w.logger.Info("a SealedCredential was denied", "namespace", after.Namespace, "name", after.Name, "code", "malformed")
 		return admission.Denied(text(found)), denied
 	}
@@ -394,12 +394,12 @@ func object(raw []byte, r *admissionv1.AdmissionRequest) (*v1alpha1.SealedCreden
 }
 
 // mistakes returns the problems that the old object did not have.
-func mistakes(before, after *v1alpha1.SealedCredential) []sealing.Problem {
-	found := sealing.Validate(after, sealing.Expect{})
+func mistakes(before, after *v1alpha1.SealedCredential, now time.Time) []sealing.Problem {
+	found := sealing.Validate(after, sealing.Expect{Now: now})
 	if before == nil {
 		return found
 	}
-	known := sealing.Validate(before, sealing.Expect{})
+	known := sealing.Validate(before, sealing.Expect{Now: now})
 	return slices.DeleteFunc(found, func(p sealing.Problem) bool { return slices.Contains(known, p) })
 }
 

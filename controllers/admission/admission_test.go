@@ -354,6 +354,21 @@ func TestMistakesAreDeniedWithoutTheVault(t *testing.T) {
 	if strings.Contains(r.Result.Message+log.String(), canary) {
 		t.Error("a value is quoted")
 	}
+	future := sealed(t)
+	at := future.Spec.Sealed.Values["password"]
+	at.SealedAt.Time = time.Now().Add(48 * time.Hour).UTC().Truncate(time.Second)
+	future.Spec.Sealed.Values["password"] = at
+	if r := ask(t, w, review(t, nil, future)); r.Allowed || !strings.Contains(r.Result.Message, "values[password].sealedAt: is "+at.SealedAt.Format(time.RFC3339)) {
+		t.Errorf("a value of the day after tomorrow: %+v", r)
+	}
+	long := sealed(t)
+	long.Spec.Sealed = nil
+	for i := range v1alpha1.MaxGenerators {
+		long.Spec.Generate = append(long.Spec.Generate, v1alpha1.Generator{Key: fmt.Sprint("k", i), Random: &v1alpha1.Random{Length: 4096}})
+	}
+	if r := ask(t, w, review(t, nil, long)); r.Allowed || !strings.Contains(r.Result.Message, "spec.generate: makes values of more than 256 KiB") {
+		t.Errorf("more than the vault keeps: %+v", r)
+	}
 	before := o.DeepCopy()
 	o.Spec.Suspend = true // somebody stops what came in while there was no webhook
 	if r := ask(t, w, review(t, before, o)); !r.Allowed {

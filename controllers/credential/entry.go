@@ -73,6 +73,10 @@ func (e *entries) desired(sc *v1alpha1.SealedCredential) vault.Desired {
 
 // openSealed opens the sealed values of sc and stores them as the next version of the vault entry.
 func (e *entries) openSealed(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome) error {
+	if err := sealing.Ahead(sc, e.now()); err != nil {
+		o.specRefused = &refusal{reason: v1alpha1.ReasonInvalidSealed, err: err}
+		return nil
+	}
 	if o.owned != nil {
 		if err := sealing.Older(sc, o.owned.ValueSealedAt); err != nil {
 			o.specRefused = &refusal{reason: v1alpha1.ReasonOlderValue, err: err}

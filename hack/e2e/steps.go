@@ -92,9 +92,6 @@ func (c *cluster) seal(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if _, err := c.do(ctx, "kubectl", "patch", "sealedcredential", sample, "--namespace", shop, "--type=merge", `--patch={"spec":{"target":{}}}`); err != nil {
-		return err
-	}
 	return c.all(ctx,
 		"kubectl wait --for=condition=Ready sealedcredential/"+sample+" --namespace "+shop+" "+waitArg,
 		"kubectl wait --for=condition=TargetSynced sealedcredential/"+sample+" --namespace "+shop+" "+waitArg,

@@ -11,6 +11,7 @@
 package generate
 
 import (
+	"cmp"
 	"crypto/rand"
 	"fmt"
 	"regexp"
@@ -46,6 +47,7 @@ const (
 	maxRSAKeys = 2 // maximum per call: making one takes seconds
 
 	minLength, maxLength, defaultLength = 16, 4096, 32
+	maxTotal                            = 256 << 10 // bytes of data keys and values, as in the vault
 
 	defaultCharset = "Alphanumeric"
 )
@@ -114,7 +116,7 @@ func Check(specs []Spec) error {
 		return invalid("spec.generate: has %d entries; give it 1 to %d", n, maxSpecs)
 	}
 	taken := make(map[string]bool)
-	rsaKeys := 0
+	rsaKeys, total := 0, 0
 	for i, s := range specs {
 		at := fmt.Sprintf("spec.generate[%d]", i)
 		if (s.Random == nil) == (s.KeyPair == nil) {
@@ -147,7 +149,14 @@ func Check(specs []Spec) error {
 				return invalid("%s: the data key %s is made by another entry too; give one of them another name", field, name)
 			}
 			taken[name] = true
+			total += len(name)
 		}
+		if s.Random != nil {
+			total += cmp.Or(s.Random.Length, defaultLength)
+		}
+	}
+	if total > maxTotal {
+		return invalid("spec.generate: makes values of more than %d KiB in all; make them shorter, or split them over several objects", maxTotal>>10)
 	}
 	if rsaKeys > maxRSAKeys {
 		return invalid("spec.generate: has %d RSA key pairs; give one object at most %d, or use another algorithm", rsaKeys, maxRSAKeys)

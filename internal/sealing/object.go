@@ -218,13 +218,19 @@ func (r *report) checkTarget(t *v1alpha1.Target) {
 	}
 }
 
+// Reserved reports whether no object may give its target this label or annotation. The labels
+// that Kubernetes recommends to applications are for objects to give.
+func Reserved(name string, label bool) bool {
+	return reservedPattern.MatchString(name) && !(label && strings.HasPrefix(name, "app.kubernetes.io/"))
+}
+
 func (r *report) checkMetadata(path string, all map[string]string, longest int) {
 	if len(all) > v1alpha1.MaxMetadata {
 		r.add(path, "has %d entries; it has at most %d", len(all), v1alpha1.MaxMetadata)
 	}
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		switch {
-		case reservedPattern.MatchString(name):
+		case Reserved(name, longest == maxLabelBytes):
 			r.add(path, "has a prefix of kubernetes.io, k8s.io or latticekeep.dev, which are not for objects to give")
 		case utf8.RuneCountInString(name) > maxMetadataKeyBytes || utf8.RuneCountInString(all[name]) > longest:
 			r.add(path, "a name has at most %d characters and a value at most %d", maxMetadataKeyBytes, longest)

@@ -114,7 +114,7 @@ func TestEverySourceIsChecked(t *testing.T) {
 		"target type":          {target(func(t *v1alpha1.Target) { t.Type = "kubernetes.io/service-account-token" }), "spec.target.type", "none of"},
 		"target deletion":      {target(func(t *v1alpha1.Target) { t.DeletionPolicy = "Orphan" }), "spec.target.deletionPolicy", "neither"},
 		"label of ours":        {target(func(t *v1alpha1.Target) { t.Labels = map[string]string{"latticekeep.dev/owner": ""} }), "spec.target.labels", "prefix"},
-		"label of theirs":      {target(func(t *v1alpha1.Target) { t.Labels = map[string]string{"app.kubernetes.io/name": ""} }), "spec.target.labels", "prefix"},
+		"label of theirs":      {target(func(t *v1alpha1.Target) { t.Labels = map[string]string{"x.app.kubernetes.io/name": ""} }), "spec.target.labels", "prefix"},
 		"annotation of ours":   {target(func(t *v1alpha1.Target) { t.Annotations = map[string]string{"x.k8s.io/a": ""} }), "spec.target.annotations", "prefix"},
 		"long label":           {target(func(t *v1alpha1.Target) { t.Labels = map[string]string{"a": strings.Repeat("x", 64)} }), "spec.target.labels", "at most 63"},
 		"many labels":          {target(func(t *v1alpha1.Target) { t.Labels = manyLabels }), "spec.target.labels", "has 33 entries"},

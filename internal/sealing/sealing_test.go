@@ -341,6 +341,24 @@ func TestOlderValuesNeedPermission(t *testing.T) {
 	}
 }
 
+// A value of the future would keep out the correct ones after it.
+func TestAValueOfTheFutureIsRefused(t *testing.T) {
+	obj := seal(t, mustGenerate(t), request())
+	at := obj.Spec.Sealed.Values["password"].SealedAt.Time
+	for now, ahead := range map[time.Time]bool{at.Add(-MaxAhead): false, at.Add(-MaxAhead - time.Second): true, at.Add(time.Hour): false} {
+		err := Ahead(obj, now)
+		if msg := fault.Message(err); (err != nil) != ahead || ahead && !strings.Contains(msg, "values[password].sealedAt: is "+at.UTC().Format(time.RFC3339)) {
+			t.Errorf("%v before: %v", at.Sub(now), err)
+		}
+		if found := Validate(obj, Expect{Now: now}); (len(found) > 0) != ahead {
+			t.Errorf("%v before: %v", at.Sub(now), found)
+		}
+	}
+	if found := Validate(obj, Expect{}); len(found) > 0 {
+		t.Error("without a time:", found)
+	}
+}
+
 func TestSealRefusesWhatTheAPIServerWould(t *testing.T) {
 	key := mustGenerate(t)
 	for name, tc := range map[string]struct {

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
 	"github.com/latticekeep/latticekeep/internal/envelope"
@@ -18,7 +19,12 @@ type Expect struct {
 	Name      string
 	Scope     v1alpha1.Scope
 	Key       *envelope.SealingPublicKey
+	Now       time.Time // no value may be sealed more than [MaxAhead] later
 }
+
+// MaxAhead is by how much the clock of whoever seals may be ahead. A value of the future would keep
+// out the ones after it, which are older then.
+const MaxAhead = 10 * time.Minute
 
 // Validate checks, without any private key, whether obj is well-formed and matches want. It finds
 // what the API server would refuse, values that cannot open and a target that cannot be made. Only
@@ -46,6 +52,28 @@ func Validate(obj *v1alpha1.SealedCredential, want Expect) []Problem {
 			add("spec.sealed.keyID", "the values are sealed for another key than %s; seal them again with this one", want.Key.ID())
 		} else if sealed.Suite != v1alpha1.Suite(want.Key.Suite()) {
 			add("spec.sealed.suite", "the suite is not the key's, which is %s", want.Key.Suite())
+		}
+	}
+	if !want.Now.IsZero() {
+		found = append(found, ahead(sealed, want.Now)...)
+	}
+	return found
+}
+
+// Ahead returns a [fault.Invalid] when a value of obj was sealed more than [MaxAhead] after now.
+func Ahead(obj *v1alpha1.SealedCredential, now time.Time) error {
+	if obj.Spec.Sealed == nil {
+		return nil
+	}
+	return invalid(ahead(obj.Spec.Sealed, now))
+}
+
+func ahead(sealed *v1alpha1.Sealed, now time.Time) report {
+	var found report
+	for _, k := range slices.Sorted(maps.Keys(sealed.Values)) {
+		if at := sealed.Values[k].SealedAt.Time; at.After(now.Add(MaxAhead)) {
+			found.add(valuePath(k)+".sealedAt", "is %s, more than %d minutes after now, which is %s; set the clock of the machine that seals, and seal the value again",
+				at.UTC().Format(time.RFC3339), int(MaxAhead.Minutes()), now.UTC().Format(time.RFC3339))
 		}
 	}
 	return found

@@ -10,7 +10,6 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -200,7 +199,7 @@ func (im *importer) file(path string, stdin io.Reader) error {
 
 // object imports one SealedSecret, with all of its values or none.
 func (im *importer) object(s *sealedsecrets.SealedSecret) error {
-	if err := targetType(s.Spec.Template.Type); err != nil {
+	if err := targetType(corev1.SecretType(s.Spec.Template.Type), "spec.template.type"); err != nil {
 		return im.lose(s.Title(), err)
 	}
 	obj, err := im.seal(s)
@@ -280,18 +279,6 @@ func writeNew(folder string, obj *v1alpha1.SealedCredential, text []byte) (err e
 	return nil
 }
 
-// targetType refuses Secret types that a target cannot have.
-func targetType(t string) error {
-	switch corev1.SecretType(t) {
-	case "", corev1.SecretTypeOpaque, corev1.SecretTypeTLS, corev1.SecretTypeDockerConfigJson, corev1.SecretTypeBasicAuth, corev1.SecretTypeSSHAuth:
-		return nil
-	case corev1.SecretTypeServiceAccountToken, corev1.SecretTypeBootstrapToken:
-		return errors.New("a token is not sealed: the cluster that knows it makes new ones")
-	}
-	return fmt.Errorf("the target of a SealedCredential has no type %.100q: if its reader takes another, such as Opaque, "+
-		"change spec.template.type, which the values are not bound to", t)
-}
-
 // targetOf describes the Secret that the old controller made from s. left names the parts that are
 // omitted.
 func targetOf(s *sealedsecrets.SealedSecret) (target *v1alpha1.Target, left []error) {
@@ -304,9 +291,9 @@ func targetOf(s *sealedsecrets.SealedSecret) (target *v1alpha1.Target, left []er
 		target.DeletionPolicy = v1alpha1.DeletionRetain
 	}
 	var lost []error
-	target.Labels, lost = allowed("label", template.Metadata.Labels, 63)
+	target.Labels, lost = allowed("spec.template.metadata", "label", template.Metadata.Labels, maxLabel)
 	left = append(left, lost...)
-	target.Annotations, lost = allowed("annotation", template.Metadata.Annotations, v1alpha1.MaxAnnotationBytes)
+	target.Annotations, lost = allowed("spec.template.metadata", "annotation", template.Metadata.Annotations, v1alpha1.MaxAnnotationBytes)
 	left = append(left, lost...)
 	if template.Immutable {
 		left = append(left, errors.New("spec.template.immutable: a target is never immutable, since it follows the rotation"))
@@ -316,30 +303,4 @@ func targetOf(s *sealedsecrets.SealedSecret) (target *v1alpha1.Target, left []er
 			"write it as a key of spec.target.keys, without functions", k))
 	}
 	return target, left
-}
-
-// refusedPrefix is the pattern in the schema for forbidden labels and annotations of a target.
-var refusedPrefix = regexp.MustCompile(`^([^/]*[.])?(kubernetes[.]io|k8s[.]io|latticekeep[.]dev)/`)
-
-const maxMetadataKey = 317 // bytes of a label or annotation key with its prefix, as in the schema
-
-// allowed returns the labels or annotations that a target may have. left names the others, except
-// those that only Sealed Secrets reads.
-func allowed(kind string, all map[string]string, maxValue int) (kept map[string]string, left []error) {
-	for _, k := range slices.Sorted(maps.Keys(all)) {
-		switch {
-		case strings.HasPrefix(k, sealedsecrets.Domain):
-			continue
-		case len(k) > maxMetadataKey || len(all[k]) > maxValue || refusedPrefix.MatchString(k):
-			left = append(left, fmt.Errorf("spec.template.metadata: a target does not take the %s %.100q", kind, k))
-			continue
-		case len(kept) == v1alpha1.MaxMetadata:
-			left = append(left, fmt.Errorf("spec.template.metadata: a target takes only %d %ss, without %.100q", v1alpha1.MaxMetadata, kind, k))
-			continue
-		case kept == nil:
-			kept = make(map[string]string)
-		}
-		kept[k] = all[k]
-	}
-	return kept, left
 }

@@ -219,7 +219,7 @@ func TestWhatIsNotImportedIsNamedAndTheRestIsWritten(t *testing.T) {
 		"a broken object":      {`{"apiVersion":"bitnami.com/v1alpha1","kind":"SealedSecret","metadata":{"name":"a"},"spec":{"encryptedData":{"k":["` + importCanary + `"]}}}`, false, "SealedSecret a: is not a valid"},
 		"templates":            {c.manifest("shop", "a", "none", `{"data":{"url":"x{{ .password }}`+importCanary+`","gone":null}}`, importCanary), true, `a part of shop/a: spec.template.data: the key "url" is made by a template with functions`},
 		"immutable":            {c.manifest("shop", "a", "none", `{"immutable":true}`, importCanary), true, "a part of shop/a: spec.template.immutable"},
-		"labels of Kubernetes": {c.manifest("shop", "a", "none", `{"metadata":{"labels":{"app.kubernetes.io/name":"x","ok":"y"}}}`, importCanary), true, `does not take the label "app.kubernetes.io/name"`},
+		"labels of Kubernetes": {c.manifest("shop", "a", "none", `{"metadata":{"labels":{"node.kubernetes.io/name":"x","ok":"y"}}}`, importCanary), true, `does not take the label "node.kubernetes.io/name"`},
 		"our annotations":      {c.manifest("shop", "a", "none", `{"metadata":{"annotations":{"latticekeep.dev/owner":"x"}}}`, importCanary), true, `does not take the annotation "latticekeep.dev/owner"`},
 		"a patch":              {c.manifest("shop", "a", "none", `{"metadata":{"annotations":{"sealedsecrets.bitnami.com/patch":"true"}}}`, importCanary), true, "merged into a Secret of others"},
 	} {

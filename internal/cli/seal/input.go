@@ -21,16 +21,29 @@ import (
 // maxInput is the maximum size in bytes of a file or of standard input.
 const maxInput = 4 << 20
 
-// parseSecret parses one v1 Secret. Its errors quote only field names.
-func parseSecret(b []byte) (*corev1.Secret, error) {
+// parseSecrets parses v1 Secrets. Its errors quote only field names.
+func parseSecrets(b []byte) ([]*corev1.Secret, error) {
 	docs, err := documents(b)
 	if err != nil {
 		return nil, err
 	}
-	if len(docs) != 1 {
-		return nil, fmt.Errorf("the manifest has %d documents: give one Secret at a time", len(docs))
+	if len(docs) == 0 {
+		return nil, errors.New("the manifest is empty: give a v1 Secret")
 	}
-	obj, _, err := decodeObject(docs[0], corev1.AddToScheme)
+	all := make([]*corev1.Secret, len(docs))
+	for i, doc := range docs {
+		if all[i], err = parseSecret(doc); err != nil && len(docs) > 1 {
+			err = fmt.Errorf("document %d: %w", i+1, err)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+func parseSecret(doc []byte) (*corev1.Secret, error) {
+	obj, _, err := decodeObject(doc, corev1.AddToScheme)
 	switch {
 	case runtime.IsNotRegisteredError(err), runtime.IsMissingKind(err), runtime.IsMissingVersion(err):
 		return nil, errors.New("the manifest is not a v1 Secret: give one Secret, not a list or another kind")

@@ -37,12 +37,11 @@ const (
 func (o *sealOptions) keyFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&o.keyFile, "key", "", "file with the sealing key document")
-	f.StringVar(&o.url, "url", "", "server to fetch the sealing key document from")
+	f.StringVar(&o.url, "url", "", "server to fetch the sealing key document from (environment: LATTICEKEEP_URL)")
 	f.BoolVar(&o.fromCluster, "from-cluster", false, "read the sealing key document from the cluster")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig for --from-cluster (default: KUBECONFIG, then ~/.kube/config)")
 	f.StringVar(&o.keyNamespace, "key-namespace", "latticekeep-system", "namespace of the operator for --from-cluster")
 	f.StringVar(&o.identity, "identity", "", "fingerprint of the identity that must have signed the sealing key")
-	cmd.MarkFlagsOneRequired("key", "url", "from-cluster")
 	cmd.MarkFlagsMutuallyExclusive("key", "url", "from-cluster")
 }
 
@@ -57,6 +56,11 @@ func (o *sealOptions) document(ctx context.Context) (sealing.Document, error) {
 		return doc, err
 	}
 
+	if o.url == "" && !o.fromCluster {
+		if o.url = os.Getenv("LATTICEKEEP_URL"); o.url == "" {
+			return sealing.Document{}, command.UsageError("one of --key, --url and --from-cluster is needed, or LATTICEKEEP_URL")
+		}
+	}
 	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
 	defer cancel()
 	var b []byte
@@ -200,4 +204,5 @@ type sealOptions struct {
 	keyFile, url, kubeconfig, keyNamespace string
 	fromCluster                            bool
 	identity                               string
+	noTarget                               bool
 }

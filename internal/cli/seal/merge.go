@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/internal/cli/command"
 	"github.com/latticekeep/latticekeep/internal/sealing"
 )
 
@@ -20,15 +21,15 @@ func (o *sealOptions) merge(ctx context.Context, scopeGiven bool, stdin io.Reade
 	if err != nil {
 		return err
 	}
-	r, err := o.request(stdin)
+	all, err := o.requests(stdin)
 	if err != nil {
 		return err
 	}
-	defer func() {
-		for _, v := range r.Values {
-			v.Zero()
-		}
-	}()
+	if len(all) > 1 {
+		return command.UsageError(fmt.Sprintf("--merge-into takes the values of one Secret, and the manifest has %d", len(all)))
+	}
+	r := all[0].Request
+	defer all[0].zero()
 	if !scopeGiven {
 		r.Scope = ""
 	}

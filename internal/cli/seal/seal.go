@@ -3,14 +3,17 @@
 package seal
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
@@ -35,6 +38,11 @@ With --merge-into the values are put into an existing manifest, in place of thos
 others, which need not be known. Scope, type, namespace and name are the manifest's, and it has to be sealed
 for the same key: latticekeep reseal moves it to the newest one. Comments, order and everything else stay as they are.
 
+A Secret manifest becomes an object whose target is the same Secret: its name, type, labels and annotations. What a target
+cannot have is named and left out. A Secret that exists is taken over only when it is annotated with
+` + v1alpha1.AnnotationAdopt + `: NAME-OF-THE-OBJECT. With --no-target the object has none. A manifest of several Secrets becomes several
+objects.
+
 The sealing key comes from a key file, which is trusted as it is, or is fetched from the server or the cluster and then
 has to be signed by the pinned identity: that of --identity, of the environment variable ` + config.IdentityVariable + `, or of a
 file ` + identityFile + ` ("identity: FINGERPRINT") in the folder of -f or --merge-into or the current folder.`,
@@ -49,7 +57,7 @@ file ` + identityFile + ` ("identity: FINGERPRINT") in the folder of -f or --mer
 			if o.credentialType == "" {
 				return command.UsageError("--type is needed")
 			}
-			return o.run(cmd.Context(), cmd.InOrStdin(), cmd.OutOrStdout())
+			return o.run(cmd.Context(), cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
 	f := cmd.Flags()
@@ -62,47 +70,120 @@ file ` + identityFile + ` ("identity: FINGERPRINT") in the folder of -f or --mer
 	f.StringArrayVar(&o.files, "from-file", nil, "`[KEY=]PATH`; the key is the file's name by default, and KEY=- reads standard input")
 	f.StringVarP(&o.manifest, "filename", "f", "", "v1 Secret manifest, - for standard input")
 	f.StringVar(&o.beside, "merge-into", "", "file with the manifest to put the values into, instead of writing one")
+	f.BoolVar(&o.noTarget, "no-target", false, "make no Secret of the values: leave out spec.target")
 	o.keyFlags(cmd)
 	cmd.MarkFlagsOneRequired("from-literal", "from-file", "filename")
 	return cmd
 }
 
-func (o *sealOptions) run(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
-	r, err := o.request(stdin)
+func (o *sealOptions) run(ctx context.Context, stdin io.Reader, stdout, stderr io.Writer) error {
+	all, err := o.requests(stdin)
 	if err != nil {
 		return err
 	}
 	defer func() {
-		for _, v := range r.Values {
-			v.Zero()
+		for _, r := range all {
+			r.zero()
 		}
 	}()
 	doc, err := o.document(ctx)
 	if err != nil {
 		return err
 	}
-	obj, err := sealing.Seal(doc.Key(), r, time.Now())
-	if err != nil {
-		return err
+	for i, r := range all {
+		obj, err := sealing.Seal(doc.Key(), r.Request, time.Now())
+		if err != nil {
+			return err
+		}
+		if obj.Spec.Target = r.target; r.target != nil && r.target.Name == r.Name {
+			obj.Spec.Target.Name = "" // the default
+		}
+		if err := sealing.Check(obj); err != nil {
+			return err
+		}
+		text, err := yaml.Marshal(obj)
+		if err != nil {
+			return fmt.Errorf("encoding manifest: %w", err)
+		}
+		if i > 0 {
+			text = slices.Concat([]byte("---\n"), text)
+		}
+		if _, err := stdout.Write(text); err != nil {
+			return err
+		}
+		for _, why := range r.left {
+			if _, err := fmt.Fprintf(stderr, "%s: left out of spec.target: %v\n", r.Name, why); err != nil {
+				return err
+			}
+		}
 	}
-	out, err := yaml.Marshal(obj)
-	if err != nil {
-		return fmt.Errorf("encoding manifest: %w", err)
-	}
-	_, err = stdout.Write(out)
-	return err
+	return nil
 }
 
-// request collects the values to seal. Flags override the Secret manifest, but the same data key
-// twice is an error.
-func (o *sealOptions) request(stdin io.Reader) (sealing.Request, error) {
-	r := sealing.Request{
+// request is an object to seal. left names what of its Secret manifest is left out of the target.
+type request struct {
+	sealing.Request
+	target *v1alpha1.Target
+	left   []error
+}
+
+func (r request) zero() {
+	for _, v := range r.Values {
+		v.Zero()
+	}
+}
+
+// requests collects the values to seal, of one object or, from a manifest, of several. Flags
+// override the Secret manifest, but the same data key twice is an error.
+func (o *sealOptions) requests(stdin io.Reader) ([]request, error) {
+	secrets := []*corev1.Secret{nil}
+	read := o.reader(stdin)
+	if o.manifest != "" {
+		b, err := read(o.manifest)
+		if err != nil {
+			return nil, err
+		}
+		if secrets, err = parseSecrets(b); err != nil {
+			return nil, err
+		}
+	}
+	if len(secrets) > 1 && (o.name != "" || len(o.files)+len(o.literals) > 0) {
+		return nil, command.UsageError(fmt.Sprintf("--name, --from-file and --from-literal are for one object, and the manifest has %d Secrets", len(secrets)))
+	}
+	var all []request
+	for _, s := range secrets {
+		r, err := o.request(s, read)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, r)
+	}
+	return all, nil
+}
+
+// reader returns a function that reads a file, or standard input once.
+func (o *sealOptions) reader(stdin io.Reader) func(path string) ([]byte, error) {
+	stdinUsed := false
+	return func(path string) ([]byte, error) {
+		if path == "-" {
+			if stdinUsed {
+				return nil, command.UsageError("standard input can be read only once: use files for the other values")
+			}
+			stdinUsed = true
+		}
+		return readInput(path, stdin)
+	}
+}
+
+// request collects the values of one object, from s unless it is nil, and from files and literals.
+func (o *sealOptions) request(s *corev1.Secret, read func(path string) ([]byte, error)) (request, error) {
+	r := request{Request: sealing.Request{
 		Namespace:      o.namespace,
 		Name:           o.name,
 		CredentialType: o.credentialType,
 		Scope:          v1alpha1.Scope(o.scope),
 		Values:         make(map[string]secret.Bytes),
-	}
+	}}
 	if o.ttlDays != nil {
 		r.TTLDays = *o.ttlDays
 	}
@@ -113,31 +194,10 @@ func (o *sealOptions) request(stdin io.Reader) (sealing.Request, error) {
 		r.Values[key] = value
 		return nil
 	}
-
-	stdinUsed := false
-	read := func(path string) ([]byte, error) {
-		if path == "-" {
-			if stdinUsed {
-				return nil, command.UsageError("standard input can be read only once: use files for the other values")
-			}
-			stdinUsed = true
-		}
-		return readInput(path, stdin)
-	}
-	if o.manifest != "" {
-		b, err := read(o.manifest)
-		if err != nil {
-			return r, err
-		}
-		s, err := parseSecret(b)
-		if err != nil {
-			return r, err
-		}
-		if r.Name == "" {
-			r.Name = s.Name
-		}
-		if r.Namespace == "" {
-			r.Namespace = s.Namespace
+	if s != nil {
+		r.Name, r.Namespace = cmp.Or(r.Name, s.Name), cmp.Or(r.Namespace, s.Namespace)
+		if !o.noTarget {
+			r.target, r.left = targetOfSecret(s)
 		}
 		for k, v := range s.Data {
 			r.Values[k] = v

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -43,7 +44,7 @@ condition says so after it has been applied.`,
 }
 
 func (o *validateOptions) run(stdin io.Reader, stdout, stderr io.Writer) error {
-	want := sealing.Expect{Namespace: o.namespace, Name: o.name, Scope: v1alpha1.Scope(o.scope)}
+	want := sealing.Expect{Namespace: o.namespace, Name: o.name, Scope: v1alpha1.Scope(o.scope), Now: time.Now()}
 	switch want.Scope {
 	case "", v1alpha1.ScopeStrict, v1alpha1.ScopeNamespace, v1alpha1.ScopeCluster:
 	default:
