@@ -392,10 +392,11 @@ type Target struct {
 	// +optional
 	Type SecretType `json:"type,omitempty"`
 
-	// labels of the Secret. Prefixes of Kubernetes and latticekeep.dev are refused, except app.kubernetes.io.
+	// labels of the Secret. Prefixes of Kubernetes and latticekeep.dev are refused, except app.kubernetes.io without
+	// managed-by.
 	//
 	// +kubebuilder:validation:MaxProperties=32
-	// +kubebuilder:validation:XValidation:rule="self.all(k, size(k) <= 317 && size(self[k]) <= 63 && (k.startsWith('app.kubernetes.io/') || !k.matches('^([^/]*[.])?(kubernetes[.]io|k8s[.]io|latticekeep[.]dev)/')))",message="a label has at most 63 characters, and no prefix of kubernetes.io (but app.kubernetes.io), k8s.io or latticekeep.dev"
+	// +kubebuilder:validation:XValidation:rule="self.all(k, size(k) <= 317 && size(self[k]) <= 63 && (k.startsWith('app.kubernetes.io/') && k != 'app.kubernetes.io/managed-by' || !k.matches('^([^/]*[.])?(kubernetes[.]io|k8s[.]io|latticekeep[.]dev)/')))",message="a label has at most 63 characters, and no prefix of kubernetes.io (but app.kubernetes.io without managed-by), k8s.io or latticekeep.dev"
 	// +optional
 	Labels map[string]string `json:"labels,omitempty"`
 

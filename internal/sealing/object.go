@@ -218,10 +218,12 @@ func (r *report) checkTarget(t *v1alpha1.Target) {
 	}
 }
 
-// Reserved reports whether no object may give its target this label or annotation. The labels
-// that Kubernetes recommends to applications are for objects to give.
+// Reserved reports whether no object may give its target this label or annotation. Of the labels
+// that Kubernetes recommends to applications only one is reserved: what manages a target is the
+// operator, and a target that claims to be Helm's could be taken over by a release.
 func Reserved(name string, label bool) bool {
-	return reservedPattern.MatchString(name) && !(label && strings.HasPrefix(name, "app.kubernetes.io/"))
+	recommended := strings.HasPrefix(name, "app.kubernetes.io/") && name != "app.kubernetes.io/managed-by"
+	return reservedPattern.MatchString(name) && !(label && recommended)
 }
 
 func (r *report) checkMetadata(path string, all map[string]string, longest int) {
