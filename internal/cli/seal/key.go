@@ -201,8 +201,14 @@ type sealOptions struct {
 	manifest        string   // path of a Secret manifest; - for standard input
 	beside          string   // file of SealedCredentials to merge into; the search for a pinned identity starts beside it
 
+	noTarget bool
+
+	keySource
+}
+
+// keySource says where the sealing key comes from, and which identity must have signed it.
+type keySource struct {
 	keyFile, url, kubeconfig, keyNamespace string
 	fromCluster                            bool
 	identity                               string
-	noTarget                               bool
 }
