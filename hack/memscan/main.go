@@ -64,8 +64,8 @@ func run(ctx context.Context, program string, requests int, wait time.Duration, 
 	}
 
 	operations := []*operation{
-		{name: "unseal a credential", use: s.unseal},
-		{name: "decrypt data", use: s.decrypt},
+		{name: "seal and unseal a credential", use: s.unseal},
+		{name: "encrypt and decrypt data", use: s.decrypt},
 	}
 	for _, o := range operations {
 		o.canary = rand.Text() + rand.Text()

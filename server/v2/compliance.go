@@ -247,7 +247,7 @@ func (a *complianceAPI) CreateReview(c *gin.Context) {
 			return nil, err
 		}
 		return api.Review{
-			Success: true, Sequence: int64(r.Sequence), Subject: body.Subject, Count: r.Count, Digest: r.Digest, NoteId: optional(r.Note),
+			Success: true, Sequence: int64(r.Sequence), Subject: body.Subject, Count: r.Count, Digest: r.Digest, NoteId: optional(r.NoteID),
 			Denials: r.Denials, Failures: r.Failures, OwnDenials: r.Own.Denials, OwnFailures: r.Own.Failures,
 		}, nil
 	})

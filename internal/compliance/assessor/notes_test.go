@@ -37,25 +37,25 @@ func TestANoteIsBesideTheLogUntilItIsErased(t *testing.T) {
 	r, err := w.service.ReviewAccess(t.Context(), story.Reviewer, text)
 	check(t, err)
 	e := w.newest(audit.AccessReviewed)
-	if e.Sequence != r.Sequence || e.Attributes[audit.AttributeNote] != r.Note || strings.Contains(string(w.exported()), "machine") {
+	if e.Sequence != r.Sequence || e.Attributes[audit.AttributeNote] != r.NoteID || strings.Contains(string(w.exported()), "machine") {
 		t.Errorf("%+v of %+v", e, r)
 	}
-	n, err := w.service.Note(t.Context(), story.Reviewer, r.Note)
+	n, err := w.service.Note(t.Context(), story.Reviewer, r.NoteID)
 	check(t, err)
 	sum := sha3.Sum256(frame.Join("latticekeep/review-note/v1", n.Salt, []byte(text)))
-	if n.Text != text || len(n.Salt) != 32 || hex.EncodeToString(sum[:]) != r.Note {
+	if n.Text != text || len(n.Salt) != 32 || hex.EncodeToString(sum[:]) != r.NoteID {
 		t.Errorf("%+v", n)
 	}
-	if e := w.newest(audit.AuditRead); e.Attributes[audit.AttributeNote] != r.Note {
+	if e := w.newest(audit.AuditRead); e.Attributes[audit.AttributeNote] != r.NoteID {
 		t.Errorf("%+v", e)
 	}
 	second, err := w.service.ReviewAccess(t.Context(), story.Reviewer, text)
 	check(t, err)
-	if second.Note == r.Note {
+	if second.NoteID == r.NoteID {
 		t.Error("two equal notes have one hash: a text can be guessed")
 	}
 	without, err := w.service.ReviewAccess(t.Context(), story.Reviewer, "")
-	if err != nil || without.Note != "" {
+	if err != nil || without.NoteID != "" {
 		t.Error(without, err)
 	}
 	if _, ok := w.newest(audit.AccessReviewed).Attributes[audit.AttributeNote]; ok {
@@ -67,27 +67,27 @@ func TestANoteIsBesideTheLogUntilItIsErased(t *testing.T) {
 	auditor := story.Reviewer
 	auditor.Scopes = authz.Auditor.Scopes()
 	for name, failed := range map[string]error{
-		"of another tenant": w.service.EraseNote(t.Context(), other, r.Note),
+		"of another tenant": w.service.EraseNote(t.Context(), other, r.NoteID),
 		"no id":             w.service.EraseNote(t.Context(), story.Owner, "../x"),
-		"upper case":        w.service.EraseNote(t.Context(), story.Owner, strings.ToUpper(r.Note)),
+		"upper case":        w.service.EraseNote(t.Context(), story.Owner, strings.ToUpper(r.NoteID)),
 		"unknown":           w.service.EraseNote(t.Context(), story.Owner, strings.Repeat("0", 64)),
-		"erased":            errors.Join(w.service.EraseNote(t.Context(), story.Owner, second.Note), w.service.EraseNote(t.Context(), story.Owner, second.Note)),
+		"erased":            errors.Join(w.service.EraseNote(t.Context(), story.Owner, second.NoteID), w.service.EraseNote(t.Context(), story.Owner, second.NoteID)),
 	} {
 		if !errors.Is(failed, fault.NotFound) {
 			t.Errorf("%s: %v", name, failed)
 		}
 	}
-	if err := w.service.EraseNote(t.Context(), auditor, r.Note); !errors.Is(err, fault.Forbidden) {
+	if err := w.service.EraseNote(t.Context(), auditor, r.NoteID); !errors.Is(err, fault.Forbidden) {
 		t.Error("by an auditor:", err)
 	}
-	if _, err := w.service.Note(t.Context(), other, r.Note); !errors.Is(err, fault.NotFound) {
+	if _, err := w.service.Note(t.Context(), other, r.NoteID); !errors.Is(err, fault.NotFound) {
 		t.Error("read in another tenant:", err)
 	}
-	check(t, w.service.EraseNote(t.Context(), story.Owner, r.Note))
-	if e := w.newest(audit.ReviewNoteErased); e.Outcome != audit.Success || e.Attributes[audit.AttributeNote] != r.Note || e.Actor.ID != story.Owner.ID {
+	check(t, w.service.EraseNote(t.Context(), story.Owner, r.NoteID))
+	if e := w.newest(audit.ReviewNoteErased); e.Outcome != audit.Success || e.Attributes[audit.AttributeNote] != r.NoteID || e.Actor.ID != story.Owner.ID {
 		t.Errorf("%+v", e)
 	}
-	if _, err := w.service.Note(t.Context(), story.Owner, r.Note); !errors.Is(err, fault.NotFound) {
+	if _, err := w.service.Note(t.Context(), story.Owner, r.NoteID); !errors.Is(err, fault.NotFound) {
 		t.Error("read after it was erased:", err)
 	}
 	check(t, w.store.Close())
@@ -108,10 +108,10 @@ func TestANoteThatSomebodyChangedIsRefused(t *testing.T) {
 		"without a MAC": func(_, content []byte) []byte { return content },
 	} {
 		check(t, w.store.Update(t.Context(), func(tx store.Tx) error {
-			key := noteKey(story.Ours, r.Note)
+			key := noteKey(story.Ours, r.NoteID)
 			return tx.Put(key, seal(key, []byte(`{"salt":"`+strings.Repeat("A", 43)+`=","text":"`+forged.Text+`"}`)))
 		}))
-		if n, err := w.service.Note(t.Context(), story.Owner, r.Note); err == nil || errors.Is(err, fault.NotFound) {
+		if n, err := w.service.Note(t.Context(), story.Owner, r.NoteID); err == nil || errors.Is(err, fault.NotFound) {
 			t.Errorf("%s: %+v, %v", name, n, err)
 		}
 	}

@@ -19,7 +19,7 @@ import (
 type Review struct {
 	Sequence uint64
 	Count    int    // API keys and members, or parts of the inventory; zero for an acknowledgement
-	Note     string // id of the note; empty: none
+	NoteID   string // empty: none
 	compliance.Acknowledged
 }
 
@@ -116,8 +116,8 @@ func (s *Service) record(ctx context.Context, p authz.Principal, r *Review, t au
 	var row []byte
 	if text != "" {
 		n := newNote(text)
-		r.Note = n.id()
-		attributes[audit.AttributeNote] = r.Note
+		r.NoteID = n.id()
+		attributes[audit.AttributeNote] = r.NoteID
 		var err error
 		if row, err = s.evidence.encodeNote(p.Tenant, n); err != nil {
 			return err
@@ -127,7 +127,7 @@ func (s *Service) record(ctx context.Context, p authz.Principal, r *Review, t au
 	var receipt *audit.Receipt
 	err := s.evidence.store.Update(ctx, func(tx store.Tx) (err error) {
 		if row != nil {
-			err = tx.Put(noteKey(p.Tenant, r.Note), row)
+			err = tx.Put(noteKey(p.Tenant, r.NoteID), row)
 		}
 		if err == nil {
 			receipt, err = s.guard.Append(tx, e)
