@@ -341,7 +341,7 @@ func TestMalformedHTTPIsRefused(t *testing.T) {
 		"a path of a MiB":        {head("GET /api/v2/vault/" + strings.Repeat("a", 1<<20) + " HTTP/1.1"), 431},
 		"another host's URL":     {head("GET http://" + servertest.Canary + "/api/v2/none HTTP/1.1"), 404},
 		"a proxy's method":       {head("CONNECT " + servertest.Canary + ":443 HTTP/1.1"), 404},
-		"all of it":              {head("OPTIONS * HTTP/1.1"), 200},
+		"all of it":              {head("OPTIONS * HTTP/1.1"), 404},
 		"TRACE":                  {head("TRACE /api/v2/vault/list HTTP/1.1", "X-"+servertest.Canary+": "+servertest.Canary), 405},
 		"a body that ends early": {head(post, kind, "Content-Length: 100") + body, 400},
 	} {
