@@ -21,13 +21,13 @@ func TestTheOperatorsKeyWaitsForAnOwner(t *testing.T) {
 	f.mails()
 	tenant, p := owner.Tenant, operator()
 	n := len(f.history(tenant))
-	make := func(scopes ...authz.Scope) (APIKey, string) {
+	ask := func(scopes ...authz.Scope) (APIKey, string) {
 		t.Helper()
 		made, secretKey, err := f.CreateTenantAPIKey(t.Context(), p, tenant, APIKeyRequest{Name: "ops", Scopes: scopes, ExpiresInDays: 30})
 		must(t, err)
 		return made, secretKey
 	}
-	made, secretKey := make(authz.VaultRead, authz.AuditRead)
+	made, secretKey := ask(authz.VaultRead, authz.AuditRead)
 	if !made.Pending || len(made.Scopes) != 2 || f.works(secretKey) {
 		t.Errorf("%+v, and it works: %v", made, f.works(secretKey))
 	}
@@ -82,7 +82,7 @@ func TestTheOperatorsKeyWaitsForAnOwner(t *testing.T) {
 		t.Error("it outlives the owner who approved it")
 	}
 
-	refused, secretKey := make(authz.VaultRead)
+	refused, secretKey := ask(authz.VaultRead)
 	must(t, f.RevokeAPIKey(t.Context(), owner.Principal, refused.ID))
 	if err := f.ApproveAPIKey(t.Context(), owner.Principal, refused.ID); !errors.Is(err, fault.NotFound) || f.works(secretKey) {
 		t.Error("approved after it was refused:", err)
