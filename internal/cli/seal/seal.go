@@ -38,8 +38,8 @@ With --merge-into the values are put into an existing manifest, in place of thos
 others, which need not be known. Scope, type, namespace and name are the manifest's, and it has to be sealed
 for the same key: latticekeep reseal moves it to the newest one. Comments, order and everything else stay as they are.
 
-A Secret manifest becomes an object whose target is the same Secret: its name, type, labels and annotations. What a target
-cannot have is named and left out. A Secret that exists is taken over only when it is annotated with
+A Secret manifest becomes an object whose target is the same Secret: its name, type, labels and annotations. The command
+names and leaves out what a target cannot have. A Secret that exists is taken over only when it is annotated with
 ` + v1alpha1.AnnotationAdopt + `: NAME-OF-THE-OBJECT. With --no-target the object has none. A manifest of several Secrets becomes several
 objects.
 
