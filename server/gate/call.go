@@ -53,7 +53,7 @@ type recorded struct{ refusal }
 type Problem struct {
 	Code      int    // the HTTP status
 	Message   string // generic
-	Details   string // which field and rule are concerned, and what to do; never a value that was sent
+	Details   string // the field and the rule, and what to do; never a value that was sent
 	RequestID string
 	Timestamp string // RFC 3339 in UTC
 }

@@ -49,7 +49,7 @@ func targetOfSecret(s *corev1.Secret) (target *v1alpha1.Target, left []error) {
 
 // Bounds of the schema, in bytes.
 const (
-	maxMetadataKey = 317 // of a label or annotation with its prefix
+	maxMetadataKey = 317 // key of a label or annotation, with its prefix
 	maxLabel       = 63
 )
 
