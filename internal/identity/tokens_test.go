@@ -5,8 +5,10 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -113,7 +115,13 @@ func TestAnAccessTokenSaysNoMoreThanItMust(t *testing.T) {
 	parts := strings.Split(f.signIn("ada@example.com", goodPassword).Access, ".")
 	b, err := base64.RawURLEncoding.DecodeString(parts[1])
 	must(t, err)
-	for _, text := range []string{"ada", "example.com", "owner", "Example Ltd", "ten_"} {
+	var claims map[string]any
+	must(t, json.Unmarshal(b, &claims))
+	names := slices.Sorted(maps.Keys(claims))
+	if want := []string{"aud", "exp", "iat", "iss", "nbf", "sid", "sub"}; !slices.Equal(names, want) {
+		t.Errorf("%q, want %q", names, want)
+	}
+	for _, text := range []string{"@", "example.com", "owner", "Example Ltd", "ten_"} {
 		if strings.Contains(string(b), text) {
 			t.Errorf("%s is in %s", text, b)
 		}
