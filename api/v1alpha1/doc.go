@@ -1,15 +1,9 @@
-// Package v1alpha1 holds the Kubernetes types of group latticekeep.dev, version v1alpha1: SealedCredential, the object
-// that a platform team commits to git and the operator turns into a vault entry.
+// Package v1alpha1 holds version v1alpha1 of group latticekeep.dev, for objects and manifests written before v1beta1.
 //
-// The spec carries only ciphertext (HPKE values bound to namespace, name and credential type) and the wishes for the
-// entry's lifetime; the status carries only identifiers and times. No secret, and no hash of one, has a field here.
-//
-// Every string, list and map is bounded, so that the API server can price the CEL rules. Fields that a Go type parses
-// when an object is decoded (times, durations) have patterns which admit only what that type accepts: one object that
-// cannot be decoded would otherwise stop the operator's watch for all of them.
-//
-// The package has no behaviour: sealing, opening and checking values is internal/sealing, and reconciling is
-// controllers.
+// Its SealedCredential has the spec and status of package v1beta1, so both versions have one schema and differ only in
+// the apiVersion: the API server converts between them without a webhook, and Go by a conversion of the type. The
+// version is served, but nothing is stored in it and nothing new is written in it. Only what reads objects and
+// manifests that somebody else wrote needs this package.
 //
 // +kubebuilder:object:generate=true
 // +groupName=latticekeep.dev
