@@ -40,6 +40,7 @@ const (
 	CredentialVersionEnded EventType = "CREDENTIAL_VERSION_ENDED" // the previous version is no longer readable
 	CredentialDeleted      EventType = "CREDENTIAL_DELETED"
 	CredentialReleased     EventType = "CREDENTIAL_RELEASED" // its owner is gone; an existing credential stays
+	CredentialAdopted      EventType = "CREDENTIAL_ADOPTED"  // an object goes on with a credential that had no owner, or whose owner is of a former cluster
 	KeyCreated             EventType = "KEY_CREATED"         // a named key
 	KeyListed              EventType = "KEY_LISTED"
 	KeyRotated             EventType = "KEY_ROTATED"

@@ -106,7 +106,7 @@ func (s *History) Replay(e *Entry) {
 	case NamespaceMapped:
 		name := NamespaceName{strings.Clone(e.Attributes["cluster_uid"]), strings.Clone(e.Attributes["namespace_uid"])}
 		s.Namespaces[name] = NamespaceState{e.Sequence, tenant()}
-	case CredentialSealed, CredentialRotated, CredentialReencrypted, CredentialDeleted, CredentialReleased, CredentialVersionEnded:
+	case CredentialSealed, CredentialRotated, CredentialReencrypted, CredentialDeleted, CredentialReleased, CredentialAdopted, CredentialVersionEnded:
 		if e.Resource.Type == CredentialResource {
 			s.replayCredential(CredentialKey{tenant(), strings.Clone(e.Resource.ID)}, e)
 		}
@@ -129,7 +129,7 @@ func (s *History) replayCredential(key CredentialKey, e *Entry) {
 		s.Credentials[key] = next
 	case e.EventType == CredentialDeleted:
 		s.Credentials[key] = CredentialState{Sequence: e.Sequence, Deleted: true, Current: before.Current}
-	case known: // released, or its previous version ended
+	case known: // released or adopted, or its previous version ended
 		before.Previous = PreviousVersion{}
 		s.Credentials[key] = before
 	}

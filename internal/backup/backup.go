@@ -46,7 +46,7 @@ const SigningContext = "latticekeep/backup/v1"
 
 const (
 	magic       = "latticekeep-backup-2\n"
-	raisedMagic = "latticekeep-backup-3\n" // with the format of a store that not every release reads
+	raisedMagic = "latticekeep-backup-3\n" // names the format of a store that not every release reads
 	formerMagic = "latticekeep-backup-1\n" // the format before encryption, which is no longer read
 	chainSize   = 32
 	sumSize     = 32

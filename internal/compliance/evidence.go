@@ -344,7 +344,7 @@ func (e *Evidence) credential(a *audit.Entry, m mark) {
 		}
 	case audit.CredentialSealed, audit.CredentialRotated, audit.CredentialReencrypted:
 		e.newVersion(a, m, c)
-	case audit.CredentialVersionEnded, audit.CredentialReleased:
+	case audit.CredentialVersionEnded, audit.CredentialReleased, audit.CredentialAdopted:
 		if c != nil {
 			c.Overlap = 0
 		}

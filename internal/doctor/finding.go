@@ -19,7 +19,7 @@ import (
 
 // Options of an [Examine]. Report is required.
 type Options struct {
-	Report verify.Report // of the whole log, which the caller has verified
+	Report verify.Report // covers the whole log, which the caller has verified
 	KMS    []keyring.KMS // the current KMS key, then the previous ones; empty: without keys
 	State  *state.State  // bound to the log of a caller that will accept rows; nil: a new one
 	Row    func()        // called for each row that is read; nil: not called

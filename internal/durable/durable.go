@@ -78,7 +78,7 @@ func WriteTemp(path, pattern string, mode fs.FileMode, content []byte) (name str
 		return "", err
 	}
 	_, err = f.Write(content)
-	if mode != 0o600 { // which it has; some file systems refuse to set a mode
+	if mode != 0o600 { // a file of that mode is left alone: some file systems refuse to set one
 		err = errors.Join(err, f.Chmod(mode))
 	}
 	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {

@@ -47,7 +47,10 @@ const (
 	maxRSAKeys = 2 // maximum per call: making one takes seconds
 
 	minLength, maxLength, defaultLength = 16, 4096, 32
-	maxTotal                            = 256 << 10 // bytes of data keys and values, as in the vault
+
+	// maxTotal is in bytes of data keys and random values, as in the vault. Key pairs are counted only
+	// there, when they are made.
+	maxTotal = 256 << 10
 
 	defaultCharset = "Alphanumeric"
 )

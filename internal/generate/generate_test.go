@@ -107,6 +107,7 @@ func TestMistakesNameTheFieldAndTheRemedy(t *testing.T) {
 		{nil, "spec.generate: has 0 entries; give it 1 to 64"},
 		{many(65, func(k string) Spec { return Spec{Key: k, Random: random} }), "spec.generate: has 65 entries"},
 		{many(3, func(k string) Spec { return Spec{Key: k, KeyPair: &KeyPair{Algorithm: "RSA-4096"}} }), "spec.generate: has 3 RSA key pairs; give one object at most 2"},
+		{many(64, func(k string) Spec { return Spec{Key: k, Random: &Random{Length: 4096}} }), "spec.generate: makes values of more than 256 KiB in all; make them shorter"},
 		{[]Spec{{Key: "a"}}, "spec.generate[0]: needs exactly one of random and keyPair"},
 		{[]Spec{{Key: "a", Random: random, KeyPair: pair}}, "spec.generate[0]: needs exactly one"},
 		{[]Spec{{Key: "a", Random: random}, {Key: "", Random: random}}, "spec.generate[1].key: give it 1 to 253"},

@@ -77,7 +77,7 @@ func TestTheOperatorsKeyWaitsForAnOwner(t *testing.T) {
 	if err := f.ApproveAPIKey(t.Context(), owner.Principal, made.ID); !errors.Is(err, fault.Conflict) {
 		t.Error("approved twice:", err)
 	}
-	must(t, f.RemoveMember(t.Context(), owner.Principal, second.ID)) // who answers for the key
+	must(t, f.RemoveMember(t.Context(), owner.Principal, second.ID)) // second answers for the key
 	if f.works(secretKey) {
 		t.Error("it outlives the owner who approved it")
 	}

@@ -50,7 +50,7 @@ func CreateLocal(path string) error {
 		err = durable.SyncFolder(filepath.Dir(path))
 	}
 	if err != nil {
-		return fmt.Errorf("creating the key file: %w", err)
+		return fmt.Errorf("creating the key file: %w", durable.ExplainRefusal(filepath.Dir(path), err))
 	}
 	return nil
 }
@@ -62,7 +62,7 @@ func OpenLocal(path string) (*Key, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fault.Wrap(fault.Invalid, "the KMS key file does not exist: name the key that this data directory was made with", err)
 	} else if err != nil {
-		return nil, fault.Wrap(fault.Unavailable, "the KMS key file cannot be read", err)
+		return nil, fault.Wrap(fault.Unavailable, "the KMS key file cannot be read", durable.ExplainRefusal(path, err))
 	}
 	defer f.Close()
 	info, err := f.Stat()

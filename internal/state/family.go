@@ -146,6 +146,9 @@ var Families = []Family{
 	{Prefix: "owned/", Deciding: true, Number: 28, MAC: true, Whole: true,
 		Says: "what the operator made of an object: its credential, version and previous version",
 		Risk: "an object has an earlier version, and its previous version is readable again"},
+	{Prefix: "released/", Deciding: true, Number: 33, MAC: true,
+		Says: "what the operator made of the previous owner of a credential that was kept",
+		Risk: "an object goes on with the credential under an earlier spec than the last one"},
 	// A tenant's keys are counted and listed.
 	{Prefix: "transit/key/", Deciding: true, Number: 29, MAC: true, Group: 3,
 		Says: "a named key: its newest version, and when it rotates",

@@ -30,6 +30,7 @@ type Desired struct {
 	Values  map[string]secret.Bytes // empty for [Vault.Generate], which makes them
 
 	SpecDigest [32]byte             // digest of all fields whose change leads to a new version
+	Form       [32]byte             // digest of all fields that another object shares if it may go on with the credential
 	SealedAt   map[string]time.Time // per key, when its value was sealed
 	SealingKey string               // id of the key that the values were sealed for, empty if they were not sealed
 	Trigger    string               // trigger of a rotation on demand
@@ -54,6 +55,7 @@ type Owned struct {
 	Object          Object
 	Previous        *PreviousVersion // nil when none is readable
 	Audit           audit.Receipt    // entry of the current version
+	Former          string           // UID of the object that the credential was adopted from; empty for none
 	Missing         bool             // the credential was deleted outside the object
 
 	row *ownerRow
@@ -69,7 +71,7 @@ func (o *Owned) version() uint64 {
 func (row *ownerRow) owned(c Credential) *Owned {
 	return &Owned{
 		Credential: c, SpecDigest: [32]byte(row.SpecDigest), ValuesChangedAt: row.ValuesChangedAt, ValueSealedAt: row.SealedAt,
-		SealingKey: row.SealingKey, Trigger: row.Trigger, Object: row.Object, row: row,
+		SealingKey: row.SealingKey, Trigger: row.Trigger, Object: row.Object, Former: row.Former, row: row,
 	}
 }
 
@@ -170,7 +172,7 @@ func (v *Vault) sealOwned(ctx context.Context, keys *keyring.Keys, next ownedVer
 	p, uid, before, old, d := next.principal, next.uid, next.before, next.old, next.desired
 	now := v.now().UTC().Truncate(time.Microsecond)
 	row := &ownerRow{
-		Version: next.expect + 1, SpecDigest: d.SpecDigest[:],
+		Version: next.expect + 1, SpecDigest: d.SpecDigest[:], Form: d.Form[:],
 		Values: v.records.owners.hashValues(p.Tenant, uid, d.Values), ValuesChangedAt: now,
 		SealedAt: sealingTimes(before, d), SealingKey: d.SealingKey, Trigger: d.Trigger, Object: d.Object,
 	}
@@ -178,7 +180,7 @@ func (v *Vault) sealOwned(ctx context.Context, keys *keyring.Keys, next ownedVer
 	if before == nil {
 		row.Credential = authz.NewID(idPrefix)
 	} else {
-		row.Credential = before.ID
+		row.Credential, row.Former = before.ID, before.Former
 		if changed = !hmac.Equal(before.row.Values, row.Values); !changed {
 			row.ValuesChangedAt = before.row.ValuesChangedAt
 		}
@@ -425,9 +427,11 @@ func (v *Vault) commitOwned(ctx context.Context, c ownedChange) (*Owned, error) 
 }
 
 // Release ends the ownership of an object that is being deleted. With deleteEntry it also deletes
-// the credential. Otherwise the credential stays and can be changed over REST from then on. The
-// previous version ends in both cases. Releasing an object that owns nothing is not an error.
-func (v *Vault) Release(ctx context.Context, p authz.Principal, uid string, deleteEntry bool) (err error) {
+// the credential. Otherwise the credential stays, and can be changed over REST or go on with another
+// object ([Vault.Adopt]) from then on. form is that of the last accepted spec; a zero form stands for
+// the one of the current version. The previous version ends in both cases. Releasing an object that
+// owns nothing is not an error.
+func (v *Vault) Release(ctx context.Context, p authz.Principal, uid string, form [32]byte, deleteEntry bool) (err error) {
 	defer func() { err = v.recordChanged(ctx, p, authz.DeleteCredential, err) }()
 	if err := v.guard.Authorize(ctx, p, authz.DeleteCredential); err != nil {
 		return err
@@ -457,29 +461,20 @@ func (v *Vault) Release(ctx context.Context, p authz.Principal, uid string, dele
 		if err := appendEvent(v.guard, tx, e); err != nil {
 			return err
 		}
-		return errors.Join(
-			deletePrevious(tx, p.Tenant, uid, row),
-			tx.Delete(ownerKey(p.Tenant, row.Credential)),
-			tx.Delete(ownedKey(p.Tenant, uid)),
-		)
+		if e.Type == audit.CredentialReleased && current != nil {
+			if form != ([32]byte{}) {
+				row.Form = form[:]
+			}
+			if err := v.records.owners.putReleased(tx, p.Tenant, uid, row); err != nil {
+				return err
+			}
+		}
+		return v.records.owners.end(tx, p.Tenant, uid, row)
 	})
 	if err != nil {
 		return fmt.Errorf("releasing an object's credential: %w", err)
 	}
 	return nil
-}
-
-// Owners returns the objects of a cluster that own a credential, for all tenants. The deployment
-// calls it. It shows no credential and leaves out damaged rows, because they name no cluster. A row
-// that somebody else changed or removed is an error.
-func (v *Vault) Owners(ctx context.Context, cluster string) ([]Owner, error) {
-	var owners []Owner
-	err := v.records.owners.visit(ctx, v.store, func(tenant authz.TenantID, uid string, row *ownerRow) {
-		if row != nil && row.Object.Cluster == cluster {
-			owners = append(owners, Owner{row.Object, uid, tenant})
-		}
-	})
-	return owners, err
 }
 
 // SealingKeyUse returns, for each id of a sealing key, how many objects of all tenants hold values

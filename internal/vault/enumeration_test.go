@@ -122,7 +122,7 @@ func TestAllThatIsNotThereIsOneCase(t *testing.T) {
 	others := map[string]string{
 		"Seal": "makes one", "List": "names none", "Summary": "names none",
 		"Owned": "an object's", "Apply": "an object's", "Generate": "an object's", "Reencrypt": "an object's", "Release": "an object's",
-		"UnsealOwned": "an object's", "Holds": "an object's", "Owners": "the deployment's", "SealingKeyUse": "the deployment's",
+		"UnsealOwned": "an object's", "Holds": "an object's", "Adopt": "an object's", "Objects": "the deployment's", "SealingKeyUse": "the deployment's",
 		"Sweep": "the deployment's",
 	}
 	for method := range reflect.TypeFor[*Vault]().Methods() {
@@ -151,8 +151,8 @@ func TestAllVersionsThatAreNotThereAreOneCase(t *testing.T) {
 		generate(op, 0, 0)
 		ids[op.ID] = generate(op, 1, 20*day).ID
 	}
-	must(t, f.vault.Release(t.Context(), released, "released", false))
-	must(t, f.vault.Release(t.Context(), deleted, "deleted", true))
+	must(t, f.vault.Release(t.Context(), released, "released", [32]byte{}, false))
+	must(t, f.vault.Release(t.Context(), deleted, "deleted", [32]byte{}, true))
 	f.advance(10 * day)
 	again := object(f.a, "again")
 	generate(again, 0, 0)
@@ -232,7 +232,7 @@ func TestAForeignObjectIsNoObject(t *testing.T) {
 	foreign.Tenant = f.b.Tenant
 	for operation, do := range map[string]func(uid string) error{
 		"Owned":   func(uid string) error { _, err := f.vault.Owned(t.Context(), foreign, uid); return err },
-		"Release": func(uid string) error { return f.vault.Release(t.Context(), foreign, uid, true) },
+		"Release": func(uid string) error { return f.vault.Release(t.Context(), foreign, uid, [32]byte{}, true) },
 		"Reencrypt": func(uid string) error {
 			_, err := f.vault.Reencrypt(t.Context(), foreign, uid, 1, "now")
 			if !errors.Is(err, fault.NotFound) {

@@ -1,6 +1,7 @@
 package vault
 
 import (
+	"encoding/binary"
 	"errors"
 	"strings"
 	"sync"
@@ -11,6 +12,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit/guard"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/idempotency"
 )
 
 func onceRequest(key, name string, values map[string]string) SealRequest {
@@ -158,22 +160,29 @@ func TestAnIdempotencyKeyIsGoodForADay(t *testing.T) {
 	}
 }
 
+// manyRows is as many as one transaction of a sweep deletes.
+const manyRows = 256
+
+func dueRow(at time.Time, of string) []byte {
+	return append(binary.BigEndian.AppendUint64([]byte("idempotency/due/"), uint64(at.UnixMicro())), of...)
+}
+
 func TestSweepGoesThroughAllThatIsDue(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	f.sealOnce("real", "db", login)
 	f.tamper(func(tx store.Tx) error {
-		for i := range sweepBatch + 10 {
-			if err := tx.Put(dueKey(f.now().Add(time.Duration(i)), "ten", strings.Repeat("x", i+1)), nil); err != nil {
+		for i := range manyRows + 10 {
+			if err := tx.Put(dueRow(f.now().Add(time.Duration(i)), "ten/"+strings.Repeat("x", i+1)), nil); err != nil {
 				return err
 			}
 		}
 		return errors.Join(
-			tx.Put(idempotencyKey("ten", "x"), []byte("damaged")),
-			tx.Put(append(duePrefix[:len(duePrefix):len(duePrefix)], 0), nil), // a row that no program wrote
+			tx.Put([]byte("idempotency/key/ten/x"), []byte("damaged")),
+			tx.Put([]byte("idempotency/due/\x00"), nil), // a row that no program wrote
 		)
 	})
 	f.advance(day)
-	if n, err := f.vault.Sweep(t.Context()); err != nil || n != sweepBatch+12 {
+	if n, err := f.vault.Sweep(t.Context()); err != nil || n != manyRows+12 {
 		t.Fatal(n, err)
 	}
 	if keys, _ := f.rows("idempotency/"); len(keys) != 0 {
@@ -224,8 +233,8 @@ func TestSweepForgetsRequestsWhoseKeyIsDamagedOrLost(t *testing.T) {
 func TestASweepThatFailsIsMadeUpFor(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	f.tamper(func(tx store.Tx) (err error) {
-		for i := range sweepBatch + 10 {
-			err = errors.Join(err, tx.Put(requestKey("ten", strings.Repeat("x", i+1)), []byte("junk")))
+		for i := range manyRows + 10 {
+			err = errors.Join(err, tx.Put(idempotency.RequestKey("ten", strings.Repeat("x", i+1)), []byte("junk")))
 		}
 		return err
 	})

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
@@ -133,7 +134,7 @@ func byVersion(tenant authz.TenantID, id string, version uint64) finder {
 // That takes the same reads and the same signature and decryption work, and yields no values. An
 // error means that the outcome is unknown.
 func (v *Vault) open(ctx context.Context, keys *keyring.Keys, p authz.Principal, which finder) (*lookup, error) {
-	decoy, err := v.decoy(keys, p.Tenant)
+	decoy, err := v.decoys.of(keys, p.Tenant, v.now())
 	if err != nil {
 		return nil, err
 	}
@@ -243,20 +244,22 @@ func (v *Vault) openRecord(ctx context.Context, current *keyring.Keys, r *record
 	return v.opener(r, keys[wrapping], keys[signing])
 }
 
-// decoy returns a record of the tenant that is not in the store.
-func (v *Vault) decoy(keys *keyring.Keys, tenant authz.TenantID) (*record.Record, error) {
-	if d, ok := v.decoys.Load(tenant); ok {
-		r := d.(*record.Record)
+// decoys holds a record of each tenant that is not in the store.
+type decoys struct{ sync.Map }
+
+// of returns the decoy of a tenant.
+func (d *decoys) of(keys *keyring.Keys, tenant authz.TenantID, now time.Time) (*record.Record, error) {
+	if known, ok := d.Load(tenant); ok {
+		r := known.(*record.Record)
 		if wrapping, _, err := r.KeyVersions(); err == nil && wrapping == keys.Version {
 			return r, nil
 		}
 	}
-	now := v.now()
 	r := newRecord(tenant, authz.NewID(idPrefix), 1, now, now, SealRequest{})
 	if err := r.Seal(keys, map[string]secret.Bytes{"decoy": make(secret.Bytes, 64)}); err != nil {
 		return nil, fmt.Errorf("sealing a decoy: %w", err)
 	}
-	v.decoys.Store(tenant, r)
+	d.Store(tenant, r)
 	return r, nil
 }
 

@@ -205,7 +205,7 @@ func TestReleaseDeletesOrLetsGo(t *testing.T) {
 		o, err := f.vault.Apply(t.Context(), op, uid, 0, f.desired(login, "a"))
 		must(t, err)
 		for range 2 { // a second release is not an error
-			must(t, f.vault.Release(t.Context(), op, uid, deleteEntry))
+			must(t, f.vault.Release(t.Context(), op, uid, [32]byte{}, deleteEntry))
 		}
 		_, err = f.vault.Rotate(t.Context(), f.a, o.ID)
 		if deleteEntry != errors.Is(err, fault.Forbidden) || (!deleteEntry && err != nil) {
@@ -237,7 +237,7 @@ func TestOwnersAreThoseOfOneCluster(t *testing.T) {
 
 	_, err := f.vault.Reencrypt(t.Context(), f.operator(), uid, 1, "now")
 	must(t, err)
-	owners, err := f.vault.Owners(t.Context(), "c1")
+	owners, _, err := f.vault.Objects(t.Context(), "c1")
 	must(t, err)
 	got := make(map[Owner]bool)
 	for _, o := range owners {
@@ -248,8 +248,8 @@ func TestOwnersAreThoseOfOneCluster(t *testing.T) {
 	}); !maps.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
-	must(t, f.vault.Release(t.Context(), f.operator(), uid, false))
-	if owners, err := f.vault.Owners(t.Context(), "c1"); err != nil || len(owners) != 1 {
+	must(t, f.vault.Release(t.Context(), f.operator(), uid, [32]byte{}, false))
+	if owners, _, err := f.vault.Objects(t.Context(), "c1"); err != nil || len(owners) != 1 {
 		t.Error("a released object still owns:", owners, err)
 	}
 }
@@ -263,7 +263,7 @@ func TestAnObjectReachesOnlyItsTenant(t *testing.T) {
 	if o, err := f.vault.Owned(t.Context(), foreign, uid); err != nil || o != nil {
 		t.Fatal(o, err)
 	}
-	must(t, f.vault.Release(t.Context(), foreign, uid, true))
+	must(t, f.vault.Release(t.Context(), foreign, uid, [32]byte{}, true))
 	if keys, _ := f.rows("credential/"); len(keys) != 1 {
 		t.Fatal("released by another tenant")
 	}
@@ -305,7 +305,7 @@ func TestChangedRowsOfAnObjectAreRecordedOnceAnHour(t *testing.T) {
 			return err
 		}},
 		"Release": {audit.CredentialDeleted, "owned/ credential/ credential-version/ former/", func(f *fixture) error {
-			return f.vault.Release(f.t.Context(), f.operator(), uid, true)
+			return f.vault.Release(f.t.Context(), f.operator(), uid, [32]byte{}, true)
 		}},
 	} {
 		for _, family := range strings.Fields(op.reads) {

@@ -41,7 +41,9 @@ type ownerRow struct {
 	Credential      string               `json:"credential"`
 	Version         uint64               `json:"version"`
 	SpecDigest      []byte               `json:"spec_digest"`
-	Values          []byte               `json:"values,omitempty"` // keyed hash
+	Form            []byte               `json:"form,omitempty"`       // [Desired.Form]; rows of earlier releases have none
+	Former          string               `json:"former_uid,omitempty"` // UID of the object that the credential was adopted from
+	Values          []byte               `json:"values,omitempty"`     // keyed hash
 	ValuesChangedAt time.Time            `json:"values_changed_at,omitzero"`
 	SealedAt        map[string]time.Time `json:"sealed_at"`
 	SealingKey      string               `json:"sealing_key,omitempty"`

@@ -117,7 +117,7 @@ const endBatch = 64
 // endDue deletes the previous versions whose end is reached and returns their number.
 func (v *previousVersions) endDue(ctx context.Context) (int, error) {
 	due := store.Range{From: endPrefix, To: endKey(v.now().Add(time.Microsecond), "", "")}
-	n, err := sweepBatches(ctx, v.store, due, endBatch, v.end)
+	n, err := store.Sweep(ctx, v.store, due, endBatch, v.end)
 	if err != nil {
 		return n, fmt.Errorf("ending previous versions: %w", err)
 	}

@@ -176,8 +176,12 @@ func TestNoOtherVersionIsReadBesideThePreviousOne(t *testing.T) {
 // A previous version that has ended must not come back. The verification reports it.
 func TestAPreviousVersionThatTheLogEndedIsReported(t *testing.T) {
 	for name, end := range map[string]func(f *fixture, o *Owned) error{
-		"released": func(f *fixture, _ *Owned) error { return f.vault.Release(t.Context(), f.operator(), uid, false) },
-		"deleted":  func(f *fixture, _ *Owned) error { return f.vault.Release(t.Context(), f.operator(), uid, true) },
+		"released": func(f *fixture, _ *Owned) error {
+			return f.vault.Release(t.Context(), f.operator(), uid, [32]byte{}, false)
+		},
+		"deleted": func(f *fixture, _ *Owned) error {
+			return f.vault.Release(t.Context(), f.operator(), uid, [32]byte{}, true)
+		},
 		"replaced": func(f *fixture, _ *Owned) error {
 			_, err := f.vault.Apply(t.Context(), f.operator(), uid, 2, f.desired(login, "b"))
 			return err

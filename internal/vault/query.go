@@ -85,7 +85,7 @@ func foldRune(r rune) rune {
 type ListQuery struct {
 	Filter
 	Limit  int
-	Cursor string // from the previous page, which had the same filter
+	Cursor string // returned by the previous page, which had the same filter
 }
 
 // bounded reports whether a page may end before the list does.

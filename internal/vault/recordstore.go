@@ -10,6 +10,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/idempotency"
 	"github.com/latticekeep/latticekeep/internal/vault/mac"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
@@ -135,7 +136,8 @@ func (s recordStore) remove(tx store.Tx, tenant authz.TenantID, id string) error
 		deleteAll(tx, historyPrefix(tenant, id)),
 		deleteAll(tx, record.Prefix(tenant, id)),
 		deleteAll(tx, previousPrefix(tenant, id)), // the object's row may still name one, without effect
-		tx.Delete(requestKey(tenant, id)),
+		tx.Delete(idempotency.RequestKey(tenant, id)),
+		tx.Delete(releasedKey(tenant, id)),
 	)
 }
 

@@ -2,7 +2,6 @@ package vault
 
 import (
 	"bytes"
-	"context"
 	"errors"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
@@ -30,44 +29,6 @@ func deleteAll(tx store.Tx, prefix []byte) error {
 		err = errors.Join(err, tx.Delete(key))
 	}
 	return err
-}
-
-// sweepBatches reads the keys of rng in batches of at most n, and passes each key of a batch to sweep
-// in one transaction. sweep deletes the row, or leaves it for the next sweep and returns false.
-// sweepBatches returns the number of deleted rows.
-func sweepBatches(ctx context.Context, s store.Store, rng store.Range, n int, sweep func(tx store.Tx, key []byte) (bool, error)) (total int, err error) {
-	for {
-		var keys [][]byte
-		swept := 0
-		err := s.View(ctx, func(rd store.Reader) error {
-			return rd.Scan(rng, func(key, _ []byte) bool {
-				keys = append(keys, bytes.Clone(key))
-				return len(keys) < n
-			})
-		})
-		if err == nil && len(keys) > 0 {
-			err = s.Update(ctx, func(tx store.Tx) error {
-				swept = 0
-				for _, key := range keys {
-					gone, err := sweep(tx, key)
-					if err != nil {
-						return err
-					}
-					if gone {
-						swept++
-					}
-				}
-				return nil
-			})
-		}
-		if err != nil {
-			return total, err
-		}
-		if total += swept; len(keys) < n {
-			return total, nil
-		}
-		rng.From = append(keys[n-1], 0)
-	}
 }
 
 // appendEvent is [guard.Guard.Append] for callers that do not need the receipt.

@@ -10,6 +10,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/idempotency"
 	"github.com/latticekeep/latticekeep/internal/vault/mac"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
@@ -24,7 +25,7 @@ func (v *Vault) Seal(ctx context.Context, p authz.Principal, req SealRequest) (C
 	if err := req.validate(); err != nil {
 		return Credential{}, err
 	}
-	fp := v.idempotency.fingerprint(p.Tenant, req)
+	fp := v.idempotency.Fingerprint(p.Tenant, idempotency.Request{Key: req.IdempotencyKey, Name: req.Name, Type: req.Type, TTLDays: req.ttlDays(), Values: req.Values})
 	return retryConflicts(func() (Credential, error) {
 		if fp != nil {
 			if first, err := v.replay(ctx, p, fp); err != nil {
@@ -37,7 +38,7 @@ func (v *Vault) Seal(ctx context.Context, p authz.Principal, req SealRequest) (C
 	})
 }
 
-func (v *Vault) seal(ctx context.Context, p authz.Principal, req SealRequest, fp *fingerprint) (Credential, error) {
+func (v *Vault) seal(ctx context.Context, p authz.Principal, req SealRequest, fp *idempotency.Fingerprint) (Credential, error) {
 	keys, err := v.currentKeys(ctx, p.Tenant)
 	if err != nil {
 		return Credential{}, err
@@ -53,7 +54,7 @@ func (v *Vault) seal(ctx context.Context, p authz.Principal, req SealRequest, fp
 	}
 	e := versionEvent(r, audit.CredentialSealed, p)
 	err = v.store.Update(ctx, func(tx store.Tx) error {
-		if err := v.idempotency.remember(tx, fp, r, now); err != nil {
+		if err := v.idempotency.Remember(tx, fp, r, now); err != nil {
 			return err
 		}
 		return errors.Join(mac.PutAll(tx, rows), appendEvent(v.guard, tx, e))
@@ -66,11 +67,11 @@ func (v *Vault) seal(ctx context.Context, p authz.Principal, req SealRequest, fp
 
 // replay returns the first answer to a request, or nil if there was none, and records that it was
 // given again.
-func (v *Vault) replay(ctx context.Context, p authz.Principal, fp *fingerprint) (*Credential, error) {
+func (v *Vault) replay(ctx context.Context, p authz.Principal, fp *idempotency.Fingerprint) (*Credential, error) {
 	if err := v.guard.Ready(ctx); err != nil {
 		return nil, err
 	}
-	first, err := v.idempotency.firstAnswer(ctx, p.Tenant, fp)
+	first, err := v.idempotency.FirstAnswer(ctx, p.Tenant, fp)
 	if err != nil || first == nil {
 		return nil, err
 	}
@@ -82,7 +83,10 @@ func (v *Vault) replay(ctx context.Context, p authz.Principal, fp *fingerprint) 
 	if err != nil {
 		return nil, err
 	}
-	return first, nil
+	return &Credential{
+		ID: first.ID, Name: first.Name, Type: first.Type, Version: 1,
+		CreatedAt: first.SealedAt, SealedAt: first.SealedAt, ExpiresAt: first.ExpiresAt, Expired: !v.now().Before(first.ExpiresAt),
+	}, nil
 }
 
 // Rotate encrypts a credential again with a new ML-KEM-768 key pair, as its next version with a
@@ -146,7 +150,7 @@ func (v *Vault) change(ctx context.Context, p authz.Principal, id string, req *R
 			return err
 		}
 		if req != nil { // a remembered request depends on the old values
-			if err := tx.Delete(requestKey(p.Tenant, r.ID)); err != nil {
+			if err := tx.Delete(idempotency.RequestKey(p.Tenant, r.ID)); err != nil {
 				return err
 			}
 		}

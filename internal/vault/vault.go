@@ -27,7 +27,6 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
@@ -38,6 +37,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/idempotency"
 	"github.com/latticekeep/latticekeep/internal/vault/mac"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
@@ -48,12 +48,12 @@ type Vault struct {
 	guard  *guard.Guard
 	keys   *keyring.Ring
 	now    func() time.Time
-	decoys sync.Map // tenant → *record
+	decoys decoys
 	opener func(r *record.Record, wrapping, signing *keyring.Keys) (map[string]secret.Bytes, error)
 
 	records     recordStore
 	previous    previousVersions
-	idempotency idempotency
+	idempotency *idempotency.Keys
 
 	pageBudget, summaryBudget readBudget
 }
@@ -66,7 +66,7 @@ func New(s store.Store, guard *guard.Guard, keys *keyring.Ring, now func() time.
 		store: s, guard: guard, keys: keys, now: now, opener: (*record.Record).Open,
 		records:     recordStore{Rows: rows, names: nameIndex{rows}, owners: owners},
 		previous:    previousVersions{store: s, guard: guard, owners: owners, now: now},
-		idempotency: idempotency{Rows: rows, store: s, now: now},
+		idempotency: idempotency.New(rows, s, now),
 		pageBudget:  pageBudget(), summaryBudget: summaryBudget(),
 	}
 }
@@ -172,6 +172,6 @@ func retryConflicts(attempt func() (Credential, error)) (Credential, error) {
 // part does not stop the other.
 func (v *Vault) Sweep(ctx context.Context) (int, error) {
 	ended, err := v.previous.endDue(ctx)
-	forgotten, err2 := v.idempotency.forgetDue(ctx)
+	forgotten, err2 := v.idempotency.ForgetDue(ctx)
 	return ended + forgotten, errors.Join(err, err2)
 }

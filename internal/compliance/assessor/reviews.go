@@ -58,10 +58,11 @@ func (s *Service) Acknowledge(ctx context.Context, p authz.Principal, from, to u
 	if err != nil {
 		return r, err
 	}
-	return r, s.record(ctx, p, &r, audit.DenialsAcknowledged, note, map[string]string{
+	err = s.record(ctx, p, &r, audit.DenialsAcknowledged, note, map[string]string{
 		compliance.AttributeFrom: formatUint(from), compliance.AttributeTo: formatUint(to), compliance.AttributeDigest: r.Digest,
 		compliance.AttributeDenials: strconv.Itoa(r.Denials), compliance.AttributeFailures: strconv.Itoa(r.Failures),
 	})
+	return r, err
 }
 
 // ReviewAccess records that the user p looked at API keys and members, with a note or "". Errors:
@@ -74,9 +75,10 @@ func (s *Service) ReviewAccess(ctx context.Context, p authz.Principal, note stri
 	if err != nil {
 		return r, err
 	}
-	return r, s.record(ctx, p, &r, audit.AccessReviewed, note, map[string]string{
+	err = s.record(ctx, p, &r, audit.AccessReviewed, note, map[string]string{
 		compliance.AttributeCount: strconv.Itoa(r.Count), compliance.AttributeDigest: r.Digest,
 	})
+	return r, err
 }
 
 // ReviewInventory records that the user p looked at the inventory of cryptography, with a note or "".
@@ -102,9 +104,10 @@ func (s *Service) ReviewInventory(ctx context.Context, p authz.Principal, note s
 	}
 	sum := sha3.Sum256(components)
 	r.Count, r.Digest = len(bom.Components), hex.EncodeToString(sum[:])
-	return r, s.record(ctx, p, &r, audit.InventoryReviewed, note, map[string]string{
+	err = s.record(ctx, p, &r, audit.InventoryReviewed, note, map[string]string{
 		compliance.AttributeCount: strconv.Itoa(r.Count), compliance.AttributeDigest: r.Digest,
 	})
+	return r, err
 }
 
 // record writes the entry of a review, and its note in the same transaction.

@@ -14,7 +14,7 @@ func (s *sheet) scope() {
 	s.section("scope", "Scope and limits", 110)
 	s.heading("What this report is")
 	s.flow(body, "It shows what the audit log is evidence for, control by control, for one tenant and as of one entry of the log, the head. A program wrote it "+
-		"from the log; nobody edited it, and the same head gives the same report, byte for byte. Whatever it says is followed by the entries that "+
+		"from the log and the name of the organisation; nobody edited it, and the same head and name give the same report, byte for byte. Whatever it says is followed by the entries that "+
 		"it was judged by, as sequence and hash.")
 	s.flow(body, "The titles of controls are our own short ones. What counts is the text of the framework, which is not repeated here.")
 

@@ -129,7 +129,11 @@ func (k Key) Expired(now time.Time) bool { return !k.ExpiresAt.IsZero() && !now.
 // Key returns the description of the key, which was last used at the given time. The scopes of a
 // pending key are those that it gets.
 func (r Row) Key(used time.Time) Key {
-	k := Key{r.ID, r.Name, r.Tenant, r.Scopes, r.CreatedAt, r.ExpiresAt, used, r.CreatedBy, r.Pending(), r.User}
+	k := Key{
+		ID: r.ID, Name: r.Name, Tenant: r.Tenant, Scopes: r.Scopes,
+		CreatedAt: r.CreatedAt, ExpiresAt: r.ExpiresAt, LastUsedAt: used,
+		CreatedBy: r.CreatedBy, Pending: r.Pending(), User: r.User,
+	}
 	if k.Pending {
 		k.Scopes = r.Requested
 	}

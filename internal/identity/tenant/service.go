@@ -190,7 +190,33 @@ func (s *Service) NamespaceTenant(ctx context.Context, clusterUID, namespaceUID 
 // ErrRecreated means that an earlier namespace of this name was mapped to a tenant. This one was
 // made again after it, is not the namespace that was meant, and gets its own tenant.
 var ErrRecreated = fault.New(fault.Conflict, "the namespace was deleted and made again, and has a tenant of its own: "+
-	"a name becomes part of a tenant once; take a namespace of another name, and take this one out of kubernetes.namespaces")
+	"a name becomes part of a tenant once; if this namespace is meant too, map its UID in kubernetes.namespacesByUID")
+
+// MapNamespaceUID makes the one namespace with that UID part of an existing tenant, so a namespace
+// that was made again goes on with the tenant of the previous one. If it has another tenant by now,
+// that one gets an entry too; what the namespace stored there stays there. Errors: fault.NotFound
+// for an unknown tenant, fault.Unavailable.
+func (s *Service) MapNamespaceUID(ctx context.Context, clusterUID, namespaceUID string, tenant authz.TenantID) error {
+	err := s.tenants.store.Update(ctx, func(tx store.Tx) error {
+		if err := s.tenants.Check(tx, tenant); err != nil {
+			return err
+		}
+		left, err := s.tenants.OfNamespace(tx, clusterUID, namespaceUID)
+		if err != nil || left == tenant {
+			return err
+		}
+		if left != "" {
+			if err := s.tenants.recordMapped(tx, left, clusterUID, namespaceUID, map[string]string{"now_part_of": string(tenant)}); err != nil {
+				return err
+			}
+		}
+		return s.tenants.mapNamespace(tx, clusterUID, namespaceUID, tenant)
+	})
+	if err != nil {
+		return fmt.Errorf("mapping a namespace to a tenant: %w", err)
+	}
+	return nil
+}
 
 // MapNamespace makes a namespace part of an existing tenant. It accepts a name for the first UID
 // only, so somebody who may delete and make a namespace cannot enter the tenant of another one by

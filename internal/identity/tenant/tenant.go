@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"time"
 	"unicode"
@@ -223,13 +224,18 @@ func (s *Store) OfNamespace(r store.Reader, clusterUID, namespaceUID string) (au
 	return authz.TenantID(b), err
 }
 
+// recordMapped appends the entry of a mapped namespace to the history of a tenant.
+func (s *Store) recordMapped(tx store.Tx, tenant authz.TenantID, clusterUID, namespaceUID string, more map[string]string) error {
+	e := event(audit.NamespaceMapped, authz.SystemPrincipal(tenant), tenant)
+	e.Attributes = map[string]string{"cluster_uid": clusterUID, "namespace_uid": namespaceUID}
+	maps.Copy(e.Attributes, more)
+	_, err := s.guard.Append(tx, e)
+	return err
+}
+
 // mapNamespace makes a namespace part of a tenant, with its entry.
 func (s *Store) mapNamespace(tx store.Tx, clusterUID, namespaceUID string, tenant authz.TenantID) error {
-	_, err := s.guard.Append(tx, audit.Event{
-		Type: audit.NamespaceMapped, Outcome: audit.Success, Principal: authz.SystemPrincipal(tenant),
-		Resource:   audit.Resource{Type: audit.TenantResource, ID: string(tenant)},
-		Attributes: map[string]string{"cluster_uid": clusterUID, "namespace_uid": namespaceUID},
-	})
+	err := s.recordMapped(tx, tenant, clusterUID, namespaceUID, nil)
 	key := namespaceKey(clusterUID, namespaceUID)
 	return errors.Join(err, tx.Put(key, s.keys.SealRow(key, []byte(tenant))))
 }

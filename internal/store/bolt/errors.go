@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"runtime/debug"
 
+	"github.com/latticekeep/latticekeep/internal/durable"
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
@@ -31,6 +32,11 @@ func unavailable(err error) error {
 		return err
 	}
 	return fault.Wrap(fault.Unavailable, "the store could not be written: free space or repair the disk, then retry", err)
+}
+
+// refused says that the file system keeps this process from the database.
+func refused(path string, err error) error {
+	return fault.Wrap(fault.Invalid, "the database may not be opened", durable.ExplainRefusal(path, err))
 }
 
 func ended(err error) error {

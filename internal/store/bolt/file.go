@@ -129,6 +129,9 @@ func create(path string, d *disk) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return fault.Wrap(fault.NotFound, "the data directory does not exist: create it or choose another", err)
 	}
+	if errors.Is(err, fs.ErrPermission) {
+		return refused(filepath.Dir(path), err)
+	}
 	if err != nil {
 		return unavailable(fmt.Errorf("opening data directory: %w", err))
 	}
@@ -146,7 +149,11 @@ func create(path string, d *disk) error {
 		return unavailable(fmt.Errorf("looking for database: %w", err))
 	}
 	if err != nil {
-		if err := d.durably("create", func() error { return initialise(temp) }); err != nil {
+		err := d.durably("create", func() error { return initialise(temp) })
+		if errors.Is(err, fs.ErrPermission) {
+			return refused(filepath.Dir(path), err)
+		}
+		if err != nil {
 			return unavailable(fmt.Errorf("initialising database: %w", err))
 		}
 		if err := d.durably("rename", func() error { return os.Rename(temp, path) }); err != nil {
@@ -221,7 +228,7 @@ func openFile(path string, readOnly bool, d *disk) (*file, error) {
 	case errors.Is(err, fs.ErrNotExist):
 		err = fault.Wrap(fault.NotFound, "there is no database in the data directory: check its path or restore a backup", err)
 	case errors.Is(err, fs.ErrPermission):
-		err = fault.Wrap(fault.Invalid, "the database file may not be opened: run as its owner", err)
+		err = refused(path, err)
 	}
 	return nil, unavailable(err)
 }

@@ -1,4 +1,6 @@
-package vault
+// Package idempotency remembers for a day which credential a seal request with an idempotency key
+// made, so that the same request makes no second one.
+package idempotency
 
 import (
 	"bytes"
@@ -14,23 +16,43 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/frame"
+	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/mac"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
-// idempotency remembers a Seal with an idempotency key for a day, in three rows: the credential
-// that was made with the key, the request, and when both expire. Neither the key nor the request
-// can be read from the rows. The row of the request depends on the values and is deleted together
-// with them.
-type idempotency struct {
+// Keys remembers a request with an idempotency key in three rows: the credential that was made with
+// the key, the request, and when both expire. Neither the key nor the request can be read from the
+// rows. The row of the request depends on the values and is deleted together with them.
+type Keys struct {
 	mac.Rows
 	store store.Store
 	now   func() time.Time
 	tidy  atomic.Bool // no row of a request outlives its key's row
 }
 
-const idempotencyTime = 24 * time.Hour
+// New returns the keys in a store.
+func New(rows mac.Rows, s store.Store, now func() time.Time) *Keys {
+	return &Keys{Rows: rows, store: s, now: now}
+}
+
+// Request is what a request with an idempotency key asks for.
+type Request struct {
+	Key     string // empty for a request without one
+	Name    string
+	Type    string
+	TTLDays int
+	Values  map[string]secret.Bytes
+}
+
+// Answer is what was answered to a request.
+type Answer struct {
+	ID, Name, Type      string
+	SealedAt, ExpiresAt time.Time
+}
+
+const lifetime = 24 * time.Hour
 
 func idempotencyKey(tenant authz.TenantID, hash string) []byte {
 	return []byte("idempotency/key/" + string(tenant) + "/" + hash)
@@ -38,7 +60,8 @@ func idempotencyKey(tenant authz.TenantID, hash string) []byte {
 
 var requestPrefix = []byte("idempotency/request/")
 
-func requestKey(tenant authz.TenantID, id string) []byte {
+// RequestKey returns the key of the row that depends on the values of a credential.
+func RequestKey(tenant authz.TenantID, id string) []byte {
 	return []byte(string(requestPrefix) + string(tenant) + "/" + id)
 }
 
@@ -65,34 +88,35 @@ type requestRow struct {
 	ExpiresAt time.Time `json:"expires_at"` // when the credential expires
 }
 
-// fingerprint identifies a request with an idempotency key.
-type fingerprint struct {
+// Fingerprint identifies a request with an idempotency key.
+type Fingerprint struct {
 	hash   string // keyed hash of the key
 	digest []byte // keyed hash of the request
 }
 
-// fingerprint returns the fingerprint of req, or nil for a request without an idempotency key.
-func (i *idempotency) fingerprint(tenant authz.TenantID, req SealRequest) *fingerprint {
-	if req.IdempotencyKey == "" {
+// Fingerprint returns the Fingerprint of req, or nil for a request without an idempotency key.
+func (i *Keys) Fingerprint(tenant authz.TenantID, req Request) *Fingerprint {
+	if req.Key == "" {
 		return nil
 	}
 	values := record.EncodeValues(req.Values)
 	defer values.Zero()
-	return &fingerprint{
-		hash: i.KeyedHex("latticekeep/idempotency-key/v1", []byte(tenant), []byte(req.IdempotencyKey)),
+	return &Fingerprint{
+		hash: i.KeyedHex("latticekeep/idempotency-key/v1", []byte(tenant), []byte(req.Key)),
 		digest: i.KeyedHash("latticekeep/idempotent-request/v1",
-			[]byte(tenant), []byte(req.Name), []byte(req.Type), frame.Uint64(uint64(req.ttlDays())), values),
+			[]byte(tenant), []byte(req.Name), []byte(req.Type), frame.Uint64(uint64(req.TTLDays)), values),
 	}
 }
 
 var (
+	errTaken        = fault.New(fault.Conflict, "another request with this Idempotency-Key came first: retry")
 	errOtherRequest = fault.New(fault.Invalid, "the Idempotency-Key was used with another request: use a new key for a new credential")
 	errOverRequest  = fault.New(fault.Invalid, "the credential made with this Idempotency-Key was replaced or deleted since: use a new key")
 )
 
-// firstAnswer returns the answer to the first request with the fingerprint, or nil if there was
+// FirstAnswer returns the answer to the first request with the Fingerprint, or nil if there was
 // none.
-func (i *idempotency) firstAnswer(ctx context.Context, tenant authz.TenantID, f *fingerprint) (*Credential, error) {
+func (i *Keys) FirstAnswer(ctx context.Context, tenant authz.TenantID, f *Fingerprint) (*Answer, error) {
 	now := i.now()
 	var key *keyRow
 	var first *requestRow
@@ -100,7 +124,7 @@ func (i *idempotency) firstAnswer(ctx context.Context, tenant authz.TenantID, f 
 		if key, err = mac.Get[keyRow](i.Rows, rd, idempotencyKey(tenant, f.hash)); err != nil || key == nil {
 			return err
 		}
-		first, err = mac.Get[requestRow](i.Rows, rd, requestKey(tenant, key.Credential))
+		first, err = mac.Get[requestRow](i.Rows, rd, RequestKey(tenant, key.Credential))
 		return err
 	})
 	switch {
@@ -113,16 +137,12 @@ func (i *idempotency) firstAnswer(ctx context.Context, tenant authz.TenantID, f 
 	case !hmac.Equal(first.Digest, f.digest):
 		return nil, errOtherRequest
 	}
-	return &Credential{
-		ID: key.Credential, Name: first.Name, Type: first.Type, Version: 1,
-		CreatedAt: first.SealedAt, SealedAt: first.SealedAt, ExpiresAt: first.ExpiresAt,
-		Expired: !now.Before(first.ExpiresAt),
-	}, nil
+	return &Answer{key.Credential, first.Name, first.Type, first.SealedAt, first.ExpiresAt}, nil
 }
 
-// remember stores the fingerprint in the transaction that stores r. It ignores a nil fingerprint.
+// Remember stores the Fingerprint in the transaction that stores r. It ignores a nil Fingerprint.
 // The error is fault.Conflict when another request with the key came first.
-func (i *idempotency) remember(tx store.Tx, f *fingerprint, r *record.Record, now time.Time) error {
+func (i *Keys) Remember(tx store.Tx, f *Fingerprint, r *record.Record, now time.Time) error {
 	if f == nil {
 		return nil
 	}
@@ -133,23 +153,23 @@ func (i *idempotency) remember(tx store.Tx, f *fingerprint, r *record.Record, no
 	}
 	if before != nil {
 		if now.Before(before.ExpiresAt) {
-			return errMoved
+			return errTaken
 		}
 		if err := i.forget(tx, r.Tenant, f.hash, before); err != nil {
 			return err
 		}
 	}
-	expires := r.SealedAt.Add(idempotencyTime)
+	expires := r.SealedAt.Add(lifetime)
 	return errors.Join(
 		mac.Put(i.Rows, tx, key, keyRow{r.ID, expires}),
-		mac.Put(i.Rows, tx, requestKey(r.Tenant, r.ID), requestRow{f.digest, r.Name, r.Type, r.SealedAt, r.ExpiresAt}),
+		mac.Put(i.Rows, tx, RequestKey(r.Tenant, r.ID), requestRow{f.digest, r.Name, r.Type, r.SealedAt, r.ExpiresAt}),
 		tx.Put(dueKey(expires, r.Tenant, f.hash), nil),
 	)
 }
 
-func (i *idempotency) forget(tx store.Tx, tenant authz.TenantID, hash string, row *keyRow) error {
+func (i *Keys) forget(tx store.Tx, tenant authz.TenantID, hash string, row *keyRow) error {
 	return errors.Join(
-		tx.Delete(requestKey(tenant, row.Credential)),
+		tx.Delete(RequestKey(tenant, row.Credential)),
 		tx.Delete(idempotencyKey(tenant, hash)),
 		tx.Delete(dueKey(row.ExpiresAt, tenant, hash)),
 	)
@@ -158,10 +178,10 @@ func (i *idempotency) forget(tx store.Tx, tenant authz.TenantID, hash string, ro
 // sweepBatch bounds one transaction of a sweep.
 const sweepBatch = 256
 
-// forgetDue deletes the keys that have expired and returns their number.
-func (i *idempotency) forgetDue(ctx context.Context) (int, error) {
+// ForgetDue deletes the keys that have expired and returns their number.
+func (i *Keys) ForgetDue(ctx context.Context) (int, error) {
 	due := store.Range{From: duePrefix, To: dueKey(i.now().Add(time.Microsecond), "", "")}
-	n, err := sweepBatches(ctx, i.store, due, sweepBatch, i.forgetKey)
+	n, err := store.Sweep(ctx, i.store, due, sweepBatch, i.forgetKey)
 	if err != nil {
 		return n, fmt.Errorf("forgetting idempotency keys: %w", err)
 	}
@@ -177,7 +197,7 @@ func (i *idempotency) forgetDue(ctx context.Context) (int, error) {
 }
 
 // forgetKey deletes a row of the index of what is due, with the key that it names.
-func (i *idempotency) forgetKey(tx store.Tx, due []byte) (gone bool, err error) {
+func (i *Keys) forgetKey(tx store.Tx, due []byte) (gone bool, err error) {
 	if err := tx.Delete(due); err != nil {
 		return false, err
 	}
@@ -200,7 +220,7 @@ func (i *idempotency) forgetKey(tx store.Tx, due []byte) (gone bool, err error) 
 // only where the row of a key was damaged or lost. forgetOrphans reads all request rows, so it runs
 // only once after the start, because an earlier process may have met such a key, and again after a
 // sweep meets one.
-func (i *idempotency) forgetOrphans(ctx context.Context) error {
+func (i *Keys) forgetOrphans(ctx context.Context) error {
 	rng, now := store.Prefix(requestPrefix), i.now()
 	for {
 		var keys [][]byte
@@ -214,7 +234,7 @@ func (i *idempotency) forgetOrphans(ctx context.Context) error {
 				}
 				rows++
 				row, err := mac.Decode[requestRow](i.Rows, key, stored)
-				if err != nil || !now.Before(row.SealedAt.Add(idempotencyTime)) {
+				if err != nil || !now.Before(row.SealedAt.Add(lifetime)) {
 					keys = append(keys, bytes.Clone(key))
 				}
 				return true
