@@ -265,8 +265,8 @@ func objectsIn(place string, s *openapi3.Schema) map[string]*openapi3.Schema {
 	return all
 }
 
-// What encrypt and sign answer is posted back as it is. So each of its fields, also one that a later
-// release adds, must be in the request.
+// A client posts the answers of encrypt and sign back as they are. So the request takes each of their
+// fields, also one that a later release adds.
 func TestAnswersThatArePostedBackFitTheRequest(t *testing.T) {
 	docs := documents(t)
 	for _, c := range []struct{ prefix, answer, request string }{

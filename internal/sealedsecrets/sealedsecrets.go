@@ -31,7 +31,7 @@ import (
 	utiljson "k8s.io/apimachinery/pkg/util/json" // case-sensitive, as in Kubernetes
 	"sigs.k8s.io/yaml"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/internal/secret"
 )
 
@@ -83,14 +83,14 @@ type Template struct {
 }
 
 // Scope says how far the values may be moved.
-func (s *SealedSecret) Scope() v1alpha1.Scope {
+func (s *SealedSecret) Scope() v1beta1.Scope {
 	switch {
 	case s.Metadata.Annotations[clusterWide] == "true":
-		return v1alpha1.ScopeCluster
+		return v1beta1.ScopeCluster
 	case s.Metadata.Annotations[namespaceWide] == "true":
-		return v1alpha1.ScopeNamespace
+		return v1beta1.ScopeNamespace
 	default:
-		return v1alpha1.ScopeStrict
+		return v1beta1.ScopeStrict
 	}
 }
 
@@ -224,13 +224,13 @@ func (s *SealedSecret) label() ([]byte, error) {
 		return nil, errors.New("metadata.name or metadata.namespace is not the name of an object")
 	}
 	scope := s.Scope()
-	if scope == v1alpha1.ScopeCluster {
+	if scope == v1beta1.ScopeCluster {
 		return nil, nil
 	}
 	if namespace == "" {
 		return nil, errors.New("metadata.namespace is missing: the values are bound to it")
 	}
-	if scope == v1alpha1.ScopeNamespace {
+	if scope == v1beta1.ScopeNamespace {
 		return []byte(namespace), nil
 	}
 	return []byte(namespace + "/" + name), nil

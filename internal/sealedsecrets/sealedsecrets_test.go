@@ -15,7 +15,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 )
 
 // testKeyBits is the shortest RSA key that Go allows, because it is made quickly.
@@ -93,14 +93,14 @@ const (
 // its own scope only.
 func TestAValueOpensWithItsOwnScopeOnly(t *testing.T) {
 	key := newKey(t)
-	labels := map[v1alpha1.Scope]string{v1alpha1.ScopeStrict: "shop/db", v1alpha1.ScopeNamespace: "shop", v1alpha1.ScopeCluster: ""}
-	annotations := map[string]v1alpha1.Scope{
-		"": v1alpha1.ScopeStrict,
-		`sealedsecrets.bitnami.com/namespace-wide: "yes"`: v1alpha1.ScopeStrict,
-		`sealedsecrets.bitnami.com/cluster-wide: "false"`: v1alpha1.ScopeStrict,
-		namespaceAnnotation: v1alpha1.ScopeNamespace,
-		clusterAnnotation:   v1alpha1.ScopeCluster,
-		clusterAnnotation + ", " + namespaceAnnotation: v1alpha1.ScopeCluster,
+	labels := map[v1beta1.Scope]string{v1beta1.ScopeStrict: "shop/db", v1beta1.ScopeNamespace: "shop", v1beta1.ScopeCluster: ""}
+	annotations := map[string]v1beta1.Scope{
+		"": v1beta1.ScopeStrict,
+		`sealedsecrets.bitnami.com/namespace-wide: "yes"`: v1beta1.ScopeStrict,
+		`sealedsecrets.bitnami.com/cluster-wide: "false"`: v1beta1.ScopeStrict,
+		namespaceAnnotation: v1beta1.ScopeNamespace,
+		clusterAnnotation:   v1beta1.ScopeCluster,
+		clusterAnnotation + ", " + namespaceAnnotation: v1beta1.ScopeCluster,
 	}
 	for annotation, scope := range annotations {
 		for sealedWith, label := range labels {

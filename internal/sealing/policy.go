@@ -4,20 +4,20 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 )
 
 // Policy says what a deployment allows in well-formed objects. A zero field allows everything, and
 // so does the zero Policy.
 type Policy struct {
-	MinTTLDays, MaxTTLDays int              // bounds of spec.ttlDays
-	Types                  []string         // allowed values of spec.credentialType
-	Scopes                 []v1alpha1.Scope // allowed values of spec.sealed.scope
+	MinTTLDays, MaxTTLDays int             // bounds of spec.ttlDays
+	Types                  []string        // allowed values of spec.credentialType
+	Scopes                 []v1beta1.Scope // allowed values of spec.sealed.scope
 }
 
 // Check returns a [fault.Invalid] that names every field of obj that the policy does not allow, or
 // nil. It uses only information that the object's author has.
-func (p Policy) Check(obj *v1alpha1.SealedCredential) error {
+func (p Policy) Check(obj *v1beta1.SealedCredential) error {
 	var found report
 	days := int(ttlDays(&obj.Spec))
 	if p.MinTTLDays > 0 && days < p.MinTTLDays {
@@ -41,9 +41,9 @@ func (p Policy) Check(obj *v1alpha1.SealedCredential) error {
 }
 
 // ttlDays returns the TTL with the API server's default applied.
-func ttlDays(spec *v1alpha1.SealedCredentialSpec) int32 {
+func ttlDays(spec *v1beta1.SealedCredentialSpec) int32 {
 	if spec.TTLDays == 0 {
-		return v1alpha1.DefaultTTLDays
+		return v1beta1.DefaultTTLDays
 	}
 	return spec.TTLDays
 }

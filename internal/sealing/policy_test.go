@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
@@ -13,15 +13,15 @@ func TestThePolicyNamesEveryFieldThatItDoesNotAllow(t *testing.T) {
 	defaulted := sealed.DeepCopy()
 	defaulted.Spec.TTLDays, defaulted.Spec.Sealed.Scope = 0, ""
 	wide := sealed.DeepCopy()
-	wide.Spec.Sealed.Scope = v1alpha1.ScopeCluster
+	wide.Spec.Sealed.Scope = v1beta1.ScopeCluster
 	generated := sealed.DeepCopy()
 	generated.Spec.Sealed = nil
-	generated.Spec.Generate = []v1alpha1.Generator{{Key: "k", Random: &v1alpha1.Random{}}}
-	strict := Policy{Scopes: []v1alpha1.Scope{v1alpha1.ScopeStrict, v1alpha1.ScopeNamespace}}
+	generated.Spec.Generate = []v1beta1.Generator{{Key: "k", Random: &v1beta1.Random{}}}
+	strict := Policy{Scopes: []v1beta1.Scope{v1beta1.ScopeStrict, v1beta1.ScopeNamespace}}
 	for _, tc := range []struct {
 		name   string
 		policy Policy
-		obj    *v1alpha1.SealedCredential
+		obj    *v1beta1.SealedCredential
 		want   []string
 	}{
 		{"nothing is forbidden", Policy{}, wide, nil},
@@ -34,7 +34,7 @@ func TestThePolicyNamesEveryFieldThatItDoesNotAllow(t *testing.T) {
 		{"a scope", strict, sealed, nil},
 		{"the default scope", strict, defaulted, nil},
 		{"another scope", strict, wide, []string{"spec.sealed.scope", "Strict, Namespace", "latticekeep seal"}},
-		{"no sealed values have no scope", Policy{Scopes: []v1alpha1.Scope{v1alpha1.ScopeNamespace}}, generated, nil},
+		{"no sealed values have no scope", Policy{Scopes: []v1beta1.Scope{v1beta1.ScopeNamespace}}, generated, nil},
 		{"everything", Policy{MinTTLDays: 60, Types: []string{"tls"}, Scopes: strict.Scopes}, wide,
 			[]string{"spec.ttlDays", "spec.credentialType", "spec.sealed.scope"}},
 	} {

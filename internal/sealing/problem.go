@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
@@ -32,7 +32,7 @@ func isDataKey(k string) bool {
 			return false
 		}
 	}
-	return 1 <= len(k) && len(k) <= v1alpha1.MaxDataKeyBytes
+	return 1 <= len(k) && len(k) <= v1beta1.MaxDataKeyBytes
 }
 
 // invalid joins problems into one error, or returns nil when there are none. It shows only a few,
@@ -54,9 +54,9 @@ func invalid(problems []Problem) error {
 
 // scopeOf returns the scope with the API server's default applied. A manifest that was not applied
 // yet may lack it.
-func scopeOf(sealed *v1alpha1.Sealed) v1alpha1.Scope {
+func scopeOf(sealed *v1beta1.Sealed) v1beta1.Scope {
 	if sealed.Scope == "" {
-		return v1alpha1.ScopeStrict
+		return v1beta1.ScopeStrict
 	}
 	return sealed.Scope
 }

@@ -9,7 +9,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/internal/envelope"
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
@@ -25,7 +25,7 @@ var ErrDoesNotOpen = errors.New("the values do not open")
 //
 // Errors: [fault.Invalid] for an obj that is visibly malformed; [ErrDoesNotOpen]; a failure of
 // lookup other than fault.NotFound, wrapped.
-func Reseal(obj *v1alpha1.SealedCredential, lookup func(keyID string) (*envelope.SealingKey, error), to *envelope.SealingPublicKey) (*v1alpha1.Sealed, error) {
+func Reseal(obj *v1beta1.SealedCredential, lookup func(keyID string) (*envelope.SealingKey, error), to *envelope.SealingPublicKey) (*v1beta1.Sealed, error) {
 	sealed := obj.Spec.Sealed
 	if sealed == nil {
 		return nil, errNotSealed
@@ -43,12 +43,12 @@ func Reseal(obj *v1alpha1.SealedCredential, lookup func(keyID string) (*envelope
 	from := header(&obj.Spec, obj.Namespace, obj.Name)
 	under := from
 	under.Suite, under.KeyID = to.Suite(), to.ID()
-	again := &v1alpha1.Sealed{
-		Version:    v1alpha1.SealedVersion,
-		Suite:      v1alpha1.Suite(under.Suite),
+	again := &v1beta1.Sealed{
+		Version:    v1beta1.SealedVersion,
+		Suite:      v1beta1.Suite(under.Suite),
 		KeyID:      under.KeyID,
-		Scope:      v1alpha1.Scope(under.Scope),
-		Values:     make(map[string]v1alpha1.SealedValue, len(sealed.Values)),
+		Scope:      v1beta1.Scope(under.Scope),
+		Values:     make(map[string]v1beta1.SealedValue, len(sealed.Values)),
 		AllowOlder: sealed.AllowOlder,
 	}
 	for _, k := range slices.Sorted(maps.Keys(sealed.Values)) {
@@ -62,7 +62,7 @@ func Reseal(obj *v1alpha1.SealedCredential, lookup func(keyID string) (*envelope
 		if err != nil {
 			return nil, fmt.Errorf("sealing a value again: %w", err)
 		}
-		again.Values[k] = v1alpha1.SealedValue{SealedAt: metav1.Time{Time: v.SealedAt.UTC()}, Data: base64.StdEncoding.EncodeToString(data)}
+		again.Values[k] = v1beta1.SealedValue{SealedAt: metav1.Time{Time: v.SealedAt.UTC()}, Data: base64.StdEncoding.EncodeToString(data)}
 	}
 	if found := checkSealed(again); len(found) > 0 { // another suite may need more room
 		return nil, invalid(found)

@@ -11,7 +11,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/internal/envelope"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/secret"
@@ -30,7 +30,7 @@ func TestResealedValuesAreTheSameUnderTheSameHeader(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, scope := range []v1alpha1.Scope{"", v1alpha1.ScopeStrict, v1alpha1.ScopeNamespace, v1alpha1.ScopeCluster} {
+		for _, scope := range []v1beta1.Scope{"", v1beta1.ScopeStrict, v1beta1.ScopeNamespace, v1beta1.ScopeCluster} {
 			r := request()
 			r.Scope = scope
 			r.Values["empty"] = nil
@@ -45,7 +45,7 @@ func TestResealedValuesAreTheSameUnderTheSameHeader(t *testing.T) {
 			if !reflect.DeepEqual(obj, before) {
 				t.Fatal("the object that was given is changed")
 			}
-			if again.KeyID != to.Public().ID() || again.Suite != v1alpha1.Suite(suites[1]) || again.Version != 1 || !again.AllowOlder ||
+			if again.KeyID != to.Public().ID() || again.Suite != v1beta1.Suite(suites[1]) || again.Version != 1 || !again.AllowOlder ||
 				again.Scope != scopeOf(before.Spec.Sealed) || len(again.Values) != 3 {
 				t.Fatalf("%s: %+v", scope, again)
 			}
@@ -105,8 +105,8 @@ func TestNothingBesideTheSealedValuesChangesTheirScope(t *testing.T) {
 	from, to := mustGenerate(t), mustGenerate(t)
 	const seed = 20261121
 	random := rand.New(rand.NewPCG(seed, seed))
-	scopes := []v1alpha1.Scope{v1alpha1.ScopeStrict, v1alpha1.ScopeNamespace, v1alpha1.ScopeCluster}
-	base := make(map[v1alpha1.Scope][]byte)
+	scopes := []v1beta1.Scope{v1beta1.ScopeStrict, v1beta1.ScopeNamespace, v1beta1.ScopeCluster}
+	base := make(map[v1beta1.Scope][]byte)
 	for _, scope := range scopes {
 		r := request()
 		r.Scope, r.Values = scope, map[string]secret.Bytes{"password": secret.Bytes(canary)}
@@ -123,13 +123,13 @@ func TestNothingBesideTheSealedValuesChangesTheirScope(t *testing.T) {
 	for i := range cases {
 		scope := scopes[i%len(scopes)]
 		b := decorate(t, random, base[scope])
-		obj := new(v1alpha1.SealedCredential)
+		obj := new(v1beta1.SealedCredential)
 		if err := yaml.Unmarshal(b, obj); err != nil { // unknown fields are dropped, as by a lenient reader
 			t.Fatalf("case %d: %v\n%s", i, err, b)
 		}
 		again, err := Reseal(obj, only(from), to.Public())
 		if fault.Of(err) == fault.Invalid && err != nil && !errors.Is(err, ErrDoesNotOpen) {
-			continue // for example, an annotation that is refused
+			continue // for example, a label of the target that is refused
 		}
 		if err != nil {
 			t.Fatalf("case %d (seed %d): %v\n%s", i, seed, err, b)
@@ -154,11 +154,11 @@ func TestNothingBesideTheSealedValuesChangesTheirScope(t *testing.T) {
 	}
 }
 
-func reaches(scope v1alpha1.Scope, place [2]string) bool {
+func reaches(scope v1beta1.Scope, place [2]string) bool {
 	switch scope {
-	case v1alpha1.ScopeStrict:
+	case v1beta1.ScopeStrict:
 		return place == [2]string{"shop", "db"}
-	case v1alpha1.ScopeNamespace:
+	case v1beta1.ScopeNamespace:
 		return place[0] == "shop"
 	default:
 		return true
@@ -180,11 +180,7 @@ func decorate(t *testing.T, random *rand.Rand, manifest []byte) []byte {
 	some := func() map[string]any {
 		all := make(map[string]any)
 		for range random.IntN(4) {
-			prefix := pick("", "sealedsecrets.bitnami.com/", "example.org/", "sealed.latticekeep.dev/")
-			if random.IntN(20) == 0 {
-				prefix = v1alpha1.AnnotationPrefix
-			}
-			all[prefix+word()] = word()
+			all[pick("", "sealedsecrets.bitnami.com/", "example.org/", "sealed.latticekeep.dev/", v1beta1.AnnotationPrefix)+word()] = word()
 		}
 		return all
 	}
@@ -224,11 +220,11 @@ func FuzzReseal(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		var obj v1alpha1.SealedCredential
+		var obj v1beta1.SealedCredential
 		if yaml.Unmarshal(b, &obj) != nil {
 			return
 		}
-		scope := v1alpha1.ScopeStrict
+		scope := v1beta1.ScopeStrict
 		if obj.Spec.Sealed != nil && obj.Spec.Sealed.Scope != "" {
 			scope = obj.Spec.Sealed.Scope
 		}

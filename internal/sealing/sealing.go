@@ -27,14 +27,14 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/internal/envelope"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/secret"
 )
 
 // header is the only mapping from a manifest to the fields that its values are bound to.
-func header(spec *v1alpha1.SealedCredentialSpec, namespace, name string) envelope.Header {
+func header(spec *v1beta1.SealedCredentialSpec, namespace, name string) envelope.Header {
 	return envelope.Header{
 		Suite:          envelope.Suite(spec.Sealed.Suite),
 		KeyID:          spec.Sealed.KeyID,
@@ -50,34 +50,34 @@ type Request struct {
 	Namespace      string // namespace of the object; may be empty with scope Cluster only
 	Name           string // name of the object
 	CredentialType string
-	TTLDays        int32          // 0 leaves the default to the API server
-	Scope          v1alpha1.Scope // "" means Strict
+	TTLDays        int32         // 0 leaves the default to the API server
+	Scope          v1beta1.Scope // "" means Strict
 	Values         map[string]secret.Bytes
 }
 
 // Seal returns the manifest of r. Its values are sealed at now, in whole seconds, for the holder of
 // key's private half. Seal refuses what the API server would refuse.
-func Seal(key *envelope.SealingPublicKey, r Request, now time.Time) (*v1alpha1.SealedCredential, error) {
-	obj := &v1alpha1.SealedCredential{
+func Seal(key *envelope.SealingPublicKey, r Request, now time.Time) (*v1beta1.SealedCredential, error) {
+	obj := &v1beta1.SealedCredential{
 		TypeMeta: metav1.TypeMeta{
-			APIVersion: v1alpha1.GroupVersion.String(),
-			Kind:       v1alpha1.KindSealedCredential,
+			APIVersion: v1beta1.GroupVersion.String(),
+			Kind:       v1beta1.KindSealedCredential,
 		},
 		ObjectMeta: metav1.ObjectMeta{Namespace: r.Namespace, Name: r.Name},
-		Spec: v1alpha1.SealedCredentialSpec{
+		Spec: v1beta1.SealedCredentialSpec{
 			CredentialType: r.CredentialType,
 			TTLDays:        r.TTLDays,
-			Sealed: &v1alpha1.Sealed{
-				Version: v1alpha1.SealedVersion,
-				Suite:   v1alpha1.Suite(key.Suite()),
+			Sealed: &v1beta1.Sealed{
+				Version: v1beta1.SealedVersion,
+				Suite:   v1beta1.Suite(key.Suite()),
 				KeyID:   key.ID(),
 				Scope:   r.Scope,
-				Values:  make(map[string]v1alpha1.SealedValue, len(r.Values)),
+				Values:  make(map[string]v1beta1.SealedValue, len(r.Values)),
 			},
 		},
 	}
 	obj.Spec.Sealed.Scope = scopeOf(obj.Spec.Sealed)
-	if r.Namespace == "" && obj.Spec.Sealed.Scope != v1alpha1.ScopeCluster {
+	if r.Namespace == "" && obj.Spec.Sealed.Scope != v1beta1.ScopeCluster {
 		return nil, fault.New(fault.Invalid, "the namespace is missing: with scope Strict or Namespace the values are bound to it")
 	}
 
@@ -92,7 +92,7 @@ func Seal(key *envelope.SealingPublicKey, r Request, now time.Time) (*v1alpha1.S
 		if err != nil {
 			return nil, fmt.Errorf("sealing a value: %w", err)
 		}
-		obj.Spec.Sealed.Values[k] = v1alpha1.SealedValue{
+		obj.Spec.Sealed.Values[k] = v1beta1.SealedValue{
 			SealedAt: metav1.Time{Time: at},
 			Data:     base64.StdEncoding.EncodeToString(data),
 		}
@@ -110,7 +110,7 @@ var errNotSealed = fault.New(fault.Invalid, "spec.sealed: is missing")
 // author of the manifest. Open returns any other failure of lookup as an infrastructure error. All
 // other errors are [fault.Invalid] and address the author. The caller owns the values and zeroes
 // them.
-func Open(obj *v1alpha1.SealedCredential, lookup func(keyID string) (*envelope.SealingKey, error)) (map[string]secret.Bytes, error) {
+func Open(obj *v1beta1.SealedCredential, lookup func(keyID string) (*envelope.SealingKey, error)) (map[string]secret.Bytes, error) {
 	if found := check(obj); len(found) > 0 {
 		return nil, invalid(found)
 	}
@@ -147,7 +147,7 @@ func Open(obj *v1alpha1.SealedCredential, lookup func(keyID string) (*envelope.S
 	return values, nil
 }
 
-func openValue(key *envelope.SealingKey, h envelope.Header, dataKey string, v v1alpha1.SealedValue) (secret.Bytes, error) {
+func openValue(key *envelope.SealingKey, h envelope.Header, dataKey string, v v1beta1.SealedValue) (secret.Bytes, error) {
 	data, err := decode(v.Data)
 	if err != nil {
 		return nil, err
@@ -157,10 +157,10 @@ func openValue(key *envelope.SealingKey, h envelope.Header, dataKey string, v v1
 
 // boundTo lists, for an error message, what a value of this scope is bound to besides its data key.
 func boundTo(s envelope.Scope) string {
-	switch v1alpha1.Scope(s) {
-	case v1alpha1.ScopeCluster:
+	switch v1beta1.Scope(s) {
+	case v1beta1.ScopeCluster:
 		return "scope, credential type"
-	case v1alpha1.ScopeNamespace:
+	case v1beta1.ScopeNamespace:
 		return "namespace, scope, credential type"
 	default:
 		return "namespace, name, scope, credential type"
@@ -168,7 +168,7 @@ func boundTo(s envelope.Scope) string {
 }
 
 // SealedAt returns when each value of obj was sealed, or nil when the values have another source.
-func SealedAt(obj *v1alpha1.SealedCredential) map[string]time.Time {
+func SealedAt(obj *v1beta1.SealedCredential) map[string]time.Time {
 	if obj.Spec.Sealed == nil {
 		return nil
 	}
@@ -182,7 +182,7 @@ func SealedAt(obj *v1alpha1.SealedCredential) map[string]time.Time {
 // Older returns a [fault.Invalid] when a value of obj was sealed before the value that was accepted
 // last for its key. This happens when an old manifest is applied again. Older returns nil when obj
 // allows older values.
-func Older(obj *v1alpha1.SealedCredential, accepted map[string]time.Time) error {
+func Older(obj *v1beta1.SealedCredential, accepted map[string]time.Time) error {
 	if obj.Spec.Sealed == nil || obj.Spec.Sealed.AllowOlder {
 		return nil
 	}
@@ -190,8 +190,9 @@ func Older(obj *v1alpha1.SealedCredential, accepted map[string]time.Time) error 
 	at := SealedAt(obj)
 	for _, k := range slices.Sorted(maps.Keys(at)) {
 		if at[k].Before(accepted[k]) {
-			found.add(valuePath(k), "was sealed before the value that was last accepted for this key; "+
-				"apply the newer manifest, seal the value again, or set spec.sealed.allowOlder to go back on purpose")
+			found.add(valuePath(k), "was sealed at %s, before the value that was last accepted for this key, which was sealed at %s; "+
+				"apply the newer manifest, seal the value again, or set spec.sealed.allowOlder to go back on purpose",
+				at[k].UTC().Format(time.RFC3339), accepted[k].UTC().Format(time.RFC3339))
 		}
 	}
 	return invalid(found)

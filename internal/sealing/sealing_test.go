@@ -1,6 +1,7 @@
 package sealing
 
 import (
+	"bytes"
 	"encoding/base64"
 	"errors"
 	"fmt"
@@ -13,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/internal/envelope"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/secret"
@@ -28,7 +29,7 @@ func request() Request {
 	}
 }
 
-func seal(t testing.TB, key *envelope.SealingKey, r Request) *v1alpha1.SealedCredential {
+func seal(t testing.TB, key *envelope.SealingKey, r Request) *v1beta1.SealedCredential {
 	t.Helper()
 	obj, err := Seal(key.Public(), r, goldenTime.Add(123*time.Millisecond))
 	if err != nil {
@@ -47,9 +48,9 @@ func only(key *envelope.SealingKey) func(string) (*envelope.SealingKey, error) {
 	}
 }
 
-func manifest(t testing.TB, b []byte) *v1alpha1.SealedCredential {
+func manifest(t testing.TB, b []byte) *v1beta1.SealedCredential {
 	t.Helper()
-	obj := new(v1alpha1.SealedCredential)
+	obj := new(v1beta1.SealedCredential)
 	if err := yaml.UnmarshalStrict(b, obj); err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +60,7 @@ func manifest(t testing.TB, b []byte) *v1alpha1.SealedCredential {
 func TestGoldenManifestOpens(t *testing.T) {
 	_, key := goldenKeys(t)
 	obj := manifest(t, golden(t, "manifest.yaml"))
-	if problems := Validate(obj, Expect{Namespace: "shop", Name: "db", Scope: v1alpha1.ScopeStrict, Key: key.Public()}); problems != nil {
+	if problems := Validate(obj, Expect{Namespace: "shop", Name: "db", Scope: v1beta1.ScopeStrict, Key: key.Public()}); problems != nil {
 		t.Fatal(problems)
 	}
 	values, err := Open(obj, only(key))
@@ -76,6 +77,11 @@ func TestGoldenManifestOpens(t *testing.T) {
 	if got := fmt.Sprintf("%x", sealedDigest(obj.Spec.Sealed)); got != sealed {
 		t.Errorf("digest of the sealed values %s, not %s", got, sealed)
 	}
+	// It was written in v1alpha1. Values are not bound to the version, and a file that moves to another makes no new version of the entry.
+	moved := manifest(t, bytes.Replace(golden(t, "manifest.yaml"), []byte("latticekeep.dev/v1alpha1"), []byte(v1beta1.GroupVersion.String()), 1))
+	if again, err := Open(moved, only(key)); err != nil || string(again["password"]) != canary || moved.APIVersion == obj.APIVersion || SpecDigest(moved) != SpecDigest(obj) {
+		t.Errorf("in another version of the API: %v", err)
+	}
 }
 
 func TestSealedManifestOpens(t *testing.T) {
@@ -84,7 +90,7 @@ func TestSealedManifestOpens(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, scope := range []v1alpha1.Scope{"", v1alpha1.ScopeStrict, v1alpha1.ScopeNamespace, v1alpha1.ScopeCluster} {
+		for _, scope := range []v1beta1.Scope{"", v1beta1.ScopeStrict, v1beta1.ScopeNamespace, v1beta1.ScopeCluster} {
 			r := request()
 			r.Scope = scope
 			r.Values["empty"] = nil
@@ -121,16 +127,16 @@ func TestSealedManifestOpens(t *testing.T) {
 func TestValuesMoveOnlyAsFarAsTheirScope(t *testing.T) {
 	key := mustGenerate(t)
 	for _, tc := range []struct {
-		scope           v1alpha1.Scope
+		scope           v1beta1.Scope
 		namespace, name string
 		opens           bool
 	}{
-		{v1alpha1.ScopeStrict, "shop", "db", true},
-		{v1alpha1.ScopeStrict, "shop", "other", false},
-		{v1alpha1.ScopeStrict, "other", "db", false},
-		{v1alpha1.ScopeNamespace, "shop", "other", true},
-		{v1alpha1.ScopeNamespace, "other", "db", false},
-		{v1alpha1.ScopeCluster, "other", "other", true},
+		{v1beta1.ScopeStrict, "shop", "db", true},
+		{v1beta1.ScopeStrict, "shop", "other", false},
+		{v1beta1.ScopeStrict, "other", "db", false},
+		{v1beta1.ScopeNamespace, "shop", "other", true},
+		{v1beta1.ScopeNamespace, "other", "db", false},
+		{v1beta1.ScopeCluster, "other", "other", true},
 	} {
 		r := request()
 		r.Scope = tc.scope
@@ -140,7 +146,7 @@ func TestValuesMoveOnlyAsFarAsTheirScope(t *testing.T) {
 		if tc.opens != (err == nil) {
 			t.Errorf("%s in %s/%s: %v", tc.scope, tc.namespace, tc.name, err)
 		}
-		for _, claimed := range []v1alpha1.Scope{"", v1alpha1.ScopeStrict, v1alpha1.ScopeNamespace, v1alpha1.ScopeCluster} {
+		for _, claimed := range []v1beta1.Scope{"", v1beta1.ScopeStrict, v1beta1.ScopeNamespace, v1beta1.ScopeCluster} {
 			obj.Spec.Sealed.Scope = claimed
 			if scopeOf(obj.Spec.Sealed) == tc.scope {
 				continue
@@ -155,8 +161,24 @@ func TestValuesMoveOnlyAsFarAsTheirScope(t *testing.T) {
 func TestLabelsAndAnnotationsHaveNoInfluence(t *testing.T) {
 	key := mustGenerate(t)
 	obj := seal(t, key, request())
-	obj.Annotations = map[string]string{"sealedsecrets.bitnami.com/cluster-wide": "true", "example.org/namespace": "shop", v1alpha1.AnnotationAbandon: "true"}
+	obj.Annotations = map[string]string{"sealedsecrets.bitnami.com/cluster-wide": "true", "example.org/namespace": "shop", v1beta1.AnnotationAbandon: "true", v1beta1.AnnotationSync: "1"}
 	obj.Labels = map[string]string{"latticekeep.dev/name": "db"}
+	if _, err := Open(obj, only(key)); err != nil {
+		t.Fatal(err)
+	}
+	if w := Warnings(obj); len(w) != 0 {
+		t.Errorf("warnings of what has a meaning, or is of others: %v", w)
+	}
+	for name := range strings.FieldsSeq("scope restart-on cluster-wide owner") {
+		obj.Annotations["latticekeep.dev/"+name] = "Cluster"
+	}
+	if w := Warnings(obj); len(w) != 3 || w[0].Path != "metadata.annotations" || !strings.Contains(w[0].Message, `"latticekeep.dev/cluster-wide" has no meaning`) ||
+		!strings.Contains(w[0].Message, v1beta1.AnnotationAbandon) {
+		t.Errorf("warnings: %v", w)
+	}
+	if problems := Validate(obj, Expect{}); len(problems) != 0 {
+		t.Errorf("refused for its annotations: %v", problems)
+	}
 	if _, err := Open(obj, only(key)); err != nil {
 		t.Fatal(err)
 	}
@@ -164,35 +186,30 @@ func TestLabelsAndAnnotationsHaveNoInfluence(t *testing.T) {
 	if _, err := Open(obj, only(key)); fault.Of(err) != fault.Invalid {
 		t.Fatalf("moved with annotations: %v", err)
 	}
-	obj.Namespace = "shop"
-	obj.Annotations["latticekeep.dev/scope"] = "Cluster"
-	if _, err := Open(obj, only(key)); fault.Of(err) != fault.Invalid || !strings.Contains(fault.Message(err), "metadata.annotations") {
-		t.Fatalf("an annotation that could be meant to widen: %v", err)
-	}
 }
 
 // badManifests returns changes of a sealed manifest with the messages for the author. Where the
 // checks find nothing, only opening fails.
 func badManifests(t testing.TB) map[string]struct {
-	change  func(*v1alpha1.SealedCredential)
+	change  func(*v1beta1.SealedCredential)
 	want    string
 	offline bool
 } {
 	foreign := seal(t, mustGenerate(t), request())
 	type bad = struct {
-		change  func(*v1alpha1.SealedCredential)
+		change  func(*v1beta1.SealedCredential)
 		want    string
 		offline bool
 	}
-	value := func(f func(*v1alpha1.SealedValue)) func(*v1alpha1.SealedCredential) {
-		return func(o *v1alpha1.SealedCredential) {
+	value := func(f func(*v1beta1.SealedValue)) func(*v1beta1.SealedCredential) {
+		return func(o *v1beta1.SealedCredential) {
 			v := o.Spec.Sealed.Values["password"]
 			f(&v)
 			o.Spec.Sealed.Values["password"] = v
 		}
 	}
-	blob := func(f func([]byte) []byte) func(*v1alpha1.SealedCredential) {
-		return value(func(v *v1alpha1.SealedValue) {
+	blob := func(f func([]byte) []byte) func(*v1beta1.SealedCredential) {
+		return value(func(v *v1beta1.SealedValue) {
 			b, err := base64.StdEncoding.DecodeString(v.Data)
 			if err != nil {
 				t.Fatal(err)
@@ -200,71 +217,71 @@ func badManifests(t testing.TB) map[string]struct {
 			v.Data = base64.StdEncoding.EncodeToString(f(b))
 		})
 	}
-	sealed := func(f func(*v1alpha1.Sealed)) func(*v1alpha1.SealedCredential) {
-		return func(o *v1alpha1.SealedCredential) { f(o.Spec.Sealed) }
+	sealed := func(f func(*v1beta1.Sealed)) func(*v1beta1.SealedCredential) {
+		return func(o *v1beta1.SealedCredential) { f(o.Spec.Sealed) }
 	}
 	const noOpen = "spec.sealed.values[password]: does not open here"
 	return map[string]bad{
-		"other name":      {func(o *v1alpha1.SealedCredential) { o.Name = "cache" }, "does not open here: either it was sealed for another namespace, name, scope", false},
-		"other namespace": {func(o *v1alpha1.SealedCredential) { o.Namespace = "bank" }, noOpen, false},
-		"other type":      {func(o *v1alpha1.SealedCredential) { o.Spec.CredentialType = "api-key" }, noOpen, false},
-		"widened scope":   {sealed(func(s *v1alpha1.Sealed) { s.Scope = v1alpha1.ScopeCluster }), "another scope, credential type", false},
-		"foreign value":   {value(func(v *v1alpha1.SealedValue) { *v = foreign.Spec.Sealed.Values["password"] }), noOpen, false},
-		"other time":      {value(func(v *v1alpha1.SealedValue) { v.SealedAt.Time = v.SealedAt.Add(time.Second) }), noOpen, false},
+		"other name":      {func(o *v1beta1.SealedCredential) { o.Name = "cache" }, "does not open here: either it was sealed for another namespace, name, scope", false},
+		"other namespace": {func(o *v1beta1.SealedCredential) { o.Namespace = "bank" }, noOpen, false},
+		"other type":      {func(o *v1beta1.SealedCredential) { o.Spec.CredentialType = "api-key" }, noOpen, false},
+		"widened scope":   {sealed(func(s *v1beta1.Sealed) { s.Scope = v1beta1.ScopeCluster }), "another scope, credential type", false},
+		"foreign value":   {value(func(v *v1beta1.SealedValue) { *v = foreign.Spec.Sealed.Values["password"] }), noOpen, false},
+		"other time":      {value(func(v *v1beta1.SealedValue) { v.SealedAt.Time = v.SealedAt.Add(time.Second) }), noOpen, false},
 		"flipped bit":     {blob(func(b []byte) []byte { b[len(b)-1] ^= 1; return b }), noOpen, false},
 		"flipped kem bit": {blob(func(b []byte) []byte { b[100] ^= 1; return b }), noOpen, false},
 		"trailing byte":   {blob(func(b []byte) []byte { return append(b, 0) }), noOpen, false},
-		"swapped values": {sealed(func(s *v1alpha1.Sealed) {
+		"swapped values": {sealed(func(s *v1beta1.Sealed) {
 			s.Values["username"], s.Values["password"] = s.Values["password"], s.Values["username"]
 		}), noOpen, false},
-		"unknown key":        {sealed(func(s *v1alpha1.Sealed) { s.KeyID = foreign.Spec.Sealed.KeyID }), "no such sealing key", false},
-		"other suite":        {sealed(func(s *v1alpha1.Sealed) { s.Suite = "MLKEM768" }), "spec.sealed.suite", false},
+		"unknown key":        {sealed(func(s *v1beta1.Sealed) { s.KeyID = foreign.Spec.Sealed.KeyID }), "no such sealing key", false},
+		"other suite":        {sealed(func(s *v1beta1.Sealed) { s.Suite = "MLKEM768" }), "spec.sealed.suite", false},
 		"cut":                {blob(func(b []byte) []byte { return b[:1000] }), "it was cut", true},
 		"one byte short":     {blob(func(b []byte) []byte { return b[:1+1120+15] }), "it was cut", true},
 		"empty blob":         {blob(func([]byte) []byte { return nil }), "version", true},
 		"blob version":       {blob(func(b []byte) []byte { b[0] = 2; return b }), "version", true},
-		"not base64":         {value(func(v *v1alpha1.SealedValue) { v.Data = canary }), "not standard base64", true},
-		"base64url":          {value(func(v *v1alpha1.SealedValue) { v.Data = "__" + v.Data[2:] }), "not standard base64", true},
-		"line break":         {value(func(v *v1alpha1.SealedValue) { v.Data = v.Data[:4] + "\n" + v.Data[4:] }), "not standard base64", true},
-		"no padding":         {value(func(v *v1alpha1.SealedValue) { v.Data = "AQE" }), "not standard base64", true},
-		"loose padding":      {value(func(v *v1alpha1.SealedValue) { v.Data = "AQF=" }), "not standard base64", true},
-		"unknown suite":      {sealed(func(s *v1alpha1.Sealed) { s.Suite = "RSA" }), "spec.sealed.suite", true},
-		"unknown scope":      {sealed(func(s *v1alpha1.Sealed) { s.Scope = "Everywhere" }), "spec.sealed.scope", true},
-		"format version":     {sealed(func(s *v1alpha1.Sealed) { s.Version = 2 }), "spec.sealed.version", true},
-		"short key id":       {sealed(func(s *v1alpha1.Sealed) { s.KeyID = s.KeyID[1:] }), "spec.sealed.keyID", true},
-		"upper-case key id":  {sealed(func(s *v1alpha1.Sealed) { s.KeyID = strings.Repeat("A", 64) }), "spec.sealed.keyID", true},
-		"no values":          {sealed(func(s *v1alpha1.Sealed) { s.Values = nil }), "has 0 values", true},
-		"data key":           {sealed(func(s *v1alpha1.Sealed) { s.Values["pass word"] = s.Values["password"] }), "a data key is not", true},
-		"empty data key":     {sealed(func(s *v1alpha1.Sealed) { s.Values[""] = s.Values["password"] }), "a data key is not", true},
-		"long data key":      {sealed(func(s *v1alpha1.Sealed) { s.Values[strings.Repeat("k", 254)] = s.Values["password"] }), "a data key is not", true},
-		"no time":            {value(func(v *v1alpha1.SealedValue) { v.SealedAt = metav1.Time{} }), "sealedAt: is missing", true},
-		"fraction of second": {value(func(v *v1alpha1.SealedValue) { v.SealedAt.Time = v.SealedAt.Add(1) }), "whole seconds", true},
-		"no type":            {func(o *v1alpha1.SealedCredential) { o.Spec.CredentialType = "" }, "spec.credentialType", true},
-		"odd type":           {func(o *v1alpha1.SealedCredential) { o.Spec.CredentialType = "a/b" }, "spec.credentialType", true},
-		"long type":          {func(o *v1alpha1.SealedCredential) { o.Spec.CredentialType = strings.Repeat("t", 64) }, "spec.credentialType", true},
-		"ttl":                {func(o *v1alpha1.SealedCredential) { o.Spec.TTLDays = 3651 }, "spec.ttlDays", true},
-		"negative ttl":       {func(o *v1alpha1.SealedCredential) { o.Spec.TTLDays = -1 }, "spec.ttlDays", true},
-		"deletion policy":    {func(o *v1alpha1.SealedCredential) { o.Spec.DeletionPolicy = "Orphan" }, "spec.deletionPolicy", true},
-		"no name":            {func(o *v1alpha1.SealedCredential) { o.Name = "" }, "metadata.name", true},
-		"bad namespace":      {func(o *v1alpha1.SealedCredential) { o.Namespace = "Shop" }, "metadata.namespace", true},
-		"rotation as long as the TTL": {func(o *v1alpha1.SealedCredential) {
-			o.Spec.Rotation = &v1alpha1.Rotation{Before: &metav1.Duration{Duration: 30 * 24 * time.Hour}}
+		"not base64":         {value(func(v *v1beta1.SealedValue) { v.Data = canary }), "not standard base64", true},
+		"base64url":          {value(func(v *v1beta1.SealedValue) { v.Data = "__" + v.Data[2:] }), "not standard base64", true},
+		"line break":         {value(func(v *v1beta1.SealedValue) { v.Data = v.Data[:4] + "\n" + v.Data[4:] }), "not standard base64", true},
+		"no padding":         {value(func(v *v1beta1.SealedValue) { v.Data = "AQE" }), "not standard base64", true},
+		"loose padding":      {value(func(v *v1beta1.SealedValue) { v.Data = "AQF=" }), "not standard base64", true},
+		"unknown suite":      {sealed(func(s *v1beta1.Sealed) { s.Suite = "RSA" }), "spec.sealed.suite", true},
+		"unknown scope":      {sealed(func(s *v1beta1.Sealed) { s.Scope = "Everywhere" }), "spec.sealed.scope", true},
+		"format version":     {sealed(func(s *v1beta1.Sealed) { s.Version = 2 }), "spec.sealed.version", true},
+		"short key id":       {sealed(func(s *v1beta1.Sealed) { s.KeyID = s.KeyID[1:] }), "spec.sealed.keyID", true},
+		"upper-case key id":  {sealed(func(s *v1beta1.Sealed) { s.KeyID = strings.Repeat("A", 64) }), "spec.sealed.keyID", true},
+		"no values":          {sealed(func(s *v1beta1.Sealed) { s.Values = nil }), "has 0 values", true},
+		"data key":           {sealed(func(s *v1beta1.Sealed) { s.Values["pass word"] = s.Values["password"] }), "a data key is not", true},
+		"empty data key":     {sealed(func(s *v1beta1.Sealed) { s.Values[""] = s.Values["password"] }), "a data key is not", true},
+		"long data key":      {sealed(func(s *v1beta1.Sealed) { s.Values[strings.Repeat("k", 254)] = s.Values["password"] }), "a data key is not", true},
+		"no time":            {value(func(v *v1beta1.SealedValue) { v.SealedAt = metav1.Time{} }), "sealedAt: is missing", true},
+		"fraction of second": {value(func(v *v1beta1.SealedValue) { v.SealedAt.Time = v.SealedAt.Add(1) }), "whole seconds", true},
+		"no type":            {func(o *v1beta1.SealedCredential) { o.Spec.CredentialType = "" }, "spec.credentialType", true},
+		"odd type":           {func(o *v1beta1.SealedCredential) { o.Spec.CredentialType = "a/b" }, "spec.credentialType", true},
+		"long type":          {func(o *v1beta1.SealedCredential) { o.Spec.CredentialType = strings.Repeat("t", 64) }, "spec.credentialType", true},
+		"ttl":                {func(o *v1beta1.SealedCredential) { o.Spec.TTLDays = 3651 }, "spec.ttlDays", true},
+		"negative ttl":       {func(o *v1beta1.SealedCredential) { o.Spec.TTLDays = -1 }, "spec.ttlDays", true},
+		"deletion policy":    {func(o *v1beta1.SealedCredential) { o.Spec.DeletionPolicy = "Orphan" }, "spec.deletionPolicy", true},
+		"no name":            {func(o *v1beta1.SealedCredential) { o.Name = "" }, "metadata.name", true},
+		"bad namespace":      {func(o *v1beta1.SealedCredential) { o.Namespace = "Shop" }, "metadata.namespace", true},
+		"rotation as long as the TTL": {func(o *v1beta1.SealedCredential) {
+			o.Spec.Rotation = &v1beta1.Rotation{Before: &metav1.Duration{Duration: 30 * 24 * time.Hour}}
 		}, "spec.rotation.before", true},
-		"rotation at the end": {func(o *v1alpha1.SealedCredential) {
-			o.Spec.Rotation = &v1alpha1.Rotation{Before: &metav1.Duration{}}
+		"rotation at the end": {func(o *v1beta1.SealedCredential) {
+			o.Spec.Rotation = &v1beta1.Rotation{Before: &metav1.Duration{}}
 		}, "spec.rotation.before", true},
-		"long trigger": {func(o *v1alpha1.SealedCredential) {
-			o.Spec.Rotation = &v1alpha1.Rotation{Trigger: strings.Repeat("x", 254)}
+		"long trigger": {func(o *v1beta1.SealedCredential) {
+			o.Spec.Rotation = &v1beta1.Rotation{Trigger: strings.Repeat("x", 254)}
 		}, "spec.rotation.trigger", true},
-		"too many values": {sealed(func(s *v1alpha1.Sealed) {
+		"too many values": {sealed(func(s *v1beta1.Sealed) {
 			for i := range 64 {
 				s.Values[fmt.Sprint("k", i)] = s.Values["password"]
 			}
 		}), "has 66 values", true},
-		"too large": {sealed(func(s *v1alpha1.Sealed) {
+		"too large": {sealed(func(s *v1beta1.Sealed) {
 			big := base64.StdEncoding.EncodeToString(append([]byte{1}, make([]byte, 131_072)...))
 			for _, k := range []string{"a", "b"} {
-				s.Values[k] = v1alpha1.SealedValue{SealedAt: s.Values["password"].SealedAt, Data: big}
+				s.Values[k] = v1beta1.SealedValue{SealedAt: s.Values["password"].SealedAt, Data: big}
 			}
 		}), "larger than 256 KiB", true},
 	}
@@ -366,7 +383,7 @@ func TestSealRefusesWhatTheAPIServerWould(t *testing.T) {
 		want   string
 	}{
 		"no namespace":                {func(r *Request) { r.Namespace = "" }, "namespace is missing"},
-		"no namespace for scope":      {func(r *Request) { r.Namespace, r.Scope = "", v1alpha1.ScopeNamespace }, "namespace is missing"},
+		"no namespace for scope":      {func(r *Request) { r.Namespace, r.Scope = "", v1beta1.ScopeNamespace }, "namespace is missing"},
 		"no name":                     {func(r *Request) { r.Name = "" }, "metadata.name"},
 		"bad name":                    {func(r *Request) { r.Name = "DB" }, "metadata.name"},
 		"no type":                     {func(r *Request) { r.CredentialType = "" }, "spec.credentialType"},
@@ -390,7 +407,7 @@ func TestSealRefusesWhatTheAPIServerWould(t *testing.T) {
 func TestClusterScopeNeedsNoNamespace(t *testing.T) {
 	key := mustGenerate(t)
 	r := request()
-	r.Namespace, r.Scope = "", v1alpha1.ScopeCluster
+	r.Namespace, r.Scope = "", v1beta1.ScopeCluster
 	obj := seal(t, key, r)
 	obj.Namespace = "anywhere"
 	if _, err := Open(obj, only(key)); err != nil {
@@ -407,10 +424,10 @@ func TestValidateHoldsAManifestAgainstWhatItIsFor(t *testing.T) {
 		path string
 	}{
 		{Expect{}, ""},
-		{Expect{Namespace: "shop", Name: "db", Scope: v1alpha1.ScopeStrict, Key: key.Public()}, ""},
+		{Expect{Namespace: "shop", Name: "db", Scope: v1beta1.ScopeStrict, Key: key.Public()}, ""},
 		{Expect{Namespace: "bank"}, "metadata.namespace"},
 		{Expect{Name: "cache"}, "metadata.name"},
-		{Expect{Scope: v1alpha1.ScopeNamespace}, "spec.sealed.scope"},
+		{Expect{Scope: v1beta1.ScopeNamespace}, "spec.sealed.scope"},
 		{Expect{Key: other}, "spec.sealed.keyID"},
 	} {
 		problems := Validate(obj, tc.want)
@@ -453,7 +470,7 @@ func FuzzManifest(f *testing.F) {
 	f.Add(golden(f, "manifest.yaml"))
 	_, key := goldenKeys(f)
 	f.Fuzz(func(t *testing.T, b []byte) {
-		var obj v1alpha1.SealedCredential
+		var obj v1beta1.SealedCredential
 		if yaml.UnmarshalStrict(b, &obj) != nil {
 			return
 		}

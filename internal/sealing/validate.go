@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/internal/envelope"
 )
 
@@ -17,19 +17,19 @@ import (
 type Expect struct {
 	Namespace string
 	Name      string
-	Scope     v1alpha1.Scope
+	Scope     v1beta1.Scope
 	Key       *envelope.SealingPublicKey
 	Now       time.Time // no value may be sealed more than [MaxAhead] later
 }
 
 // MaxAhead is by how much the clock of whoever seals may be ahead. A value of the future would keep
-// out the ones after it, which are older then.
+// out the ones after it, which would count as older.
 const MaxAhead = 10 * time.Minute
 
 // Validate checks, without any private key, whether obj is well-formed and matches want. It finds
 // what the API server would refuse, values that cannot open and a target that cannot be made. Only
 // the vault can tell whether a value does open and what it was bound to.
-func Validate(obj *v1alpha1.SealedCredential, want Expect) []Problem {
+func Validate(obj *v1beta1.SealedCredential, want Expect) []Problem {
 	found := check(obj)
 	add := found.add
 	// kubectl applies a manifest without a namespace to the namespace in want.
@@ -50,7 +50,7 @@ func Validate(obj *v1alpha1.SealedCredential, want Expect) []Problem {
 	if want.Key != nil {
 		if sealed.KeyID != want.Key.ID() {
 			add("spec.sealed.keyID", "the values are sealed for another key than %s; seal them again with this one", want.Key.ID())
-		} else if sealed.Suite != v1alpha1.Suite(want.Key.Suite()) {
+		} else if sealed.Suite != v1beta1.Suite(want.Key.Suite()) {
 			add("spec.sealed.suite", "the suite is not the key's, which is %s", want.Key.Suite())
 		}
 	}
@@ -61,14 +61,14 @@ func Validate(obj *v1alpha1.SealedCredential, want Expect) []Problem {
 }
 
 // Ahead returns a [fault.Invalid] when a value of obj was sealed more than [MaxAhead] after now.
-func Ahead(obj *v1alpha1.SealedCredential, now time.Time) error {
+func Ahead(obj *v1beta1.SealedCredential, now time.Time) error {
 	if obj.Spec.Sealed == nil {
 		return nil
 	}
 	return invalid(ahead(obj.Spec.Sealed, now))
 }
 
-func ahead(sealed *v1alpha1.Sealed, now time.Time) report {
+func ahead(sealed *v1beta1.Sealed, now time.Time) report {
 	var found report
 	for _, k := range slices.Sorted(maps.Keys(sealed.Values)) {
 		if at := sealed.Values[k].SealedAt.Time; at.After(now.Add(MaxAhead)) {
@@ -81,12 +81,12 @@ func ahead(sealed *v1alpha1.Sealed, now time.Time) report {
 
 // Check returns a [fault.Invalid] when obj is not well-formed: the API server would refuse it, or
 // its values cannot open anywhere. [Open] begins with the same check.
-func Check(obj *v1alpha1.SealedCredential) error { return invalid(check(obj)) }
+func Check(obj *v1beta1.SealedCredential) error { return invalid(check(obj)) }
 
 // check returns all mistakes in obj that do not depend on its purpose, in the order of the
 // manifest. The schema of the CRD has the same rules. They are repeated here for manifests that no
 // API server has seen.
-func check(obj *v1alpha1.SealedCredential) report {
+func check(obj *v1beta1.SealedCredential) report {
 	found := checkObject(obj)
 	if obj.Spec.Sealed != nil {
 		found = append(found, checkSealed(obj.Spec.Sealed)...)
@@ -94,11 +94,11 @@ func check(obj *v1alpha1.SealedCredential) report {
 	return found
 }
 
-func checkSealed(sealed *v1alpha1.Sealed) report {
+func checkSealed(sealed *v1beta1.Sealed) report {
 	var found report
 	add := found.add
-	if sealed.Version != v1alpha1.SealedVersion {
-		add("spec.sealed.version", "is %d; this program knows version %d", sealed.Version, v1alpha1.SealedVersion)
+	if sealed.Version != v1beta1.SealedVersion {
+		add("spec.sealed.version", "is %d; this program knows version %d", sealed.Version, v1beta1.SealedVersion)
 	}
 	smallest := smallestValue(envelope.Suite(sealed.Suite))
 	if smallest == 0 {
@@ -108,12 +108,12 @@ func checkSealed(sealed *v1alpha1.Sealed) report {
 		add("spec.sealed.keyID", "is not the id of a sealing key, which has 64 lower-case hexadecimal digits")
 	}
 	switch scopeOf(sealed) {
-	case v1alpha1.ScopeStrict, v1alpha1.ScopeNamespace, v1alpha1.ScopeCluster:
+	case v1beta1.ScopeStrict, v1beta1.ScopeNamespace, v1beta1.ScopeCluster:
 	default:
 		add("spec.sealed.scope", "is none of Strict, Namespace and Cluster")
 	}
-	if n := len(sealed.Values); n < 1 || n > v1alpha1.MaxValues {
-		add("spec.sealed.values", "has %d values; it has 1 to %d", n, v1alpha1.MaxValues)
+	if n := len(sealed.Values); n < 1 || n > v1beta1.MaxValues {
+		add("spec.sealed.values", "has %d values; it has 1 to %d", n, v1beta1.MaxValues)
 	}
 	total := 0
 	for _, k := range slices.Sorted(maps.Keys(sealed.Values)) {
@@ -140,7 +140,7 @@ func checkSealed(sealed *v1alpha1.Sealed) report {
 				len(data), sealed.Suite, smallest)
 		}
 	}
-	if total > v1alpha1.MaxSealedText {
+	if total > v1beta1.MaxSealedText {
 		add("spec.sealed.values", "the values together are larger than 256 KiB; split them over several objects")
 	}
 	return found

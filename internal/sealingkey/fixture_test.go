@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/guard"
 	"github.com/latticekeep/latticekeep/internal/audit/reader"
@@ -193,7 +193,7 @@ func (f *fixture) states() string {
 }
 
 // manifest returns an object whose values are sealed for the current key.
-func (f *fixture) manifest(change ...func(*sealing.Request)) *v1alpha1.SealedCredential {
+func (f *fixture) manifest(change ...func(*sealing.Request)) *v1beta1.SealedCredential {
 	f.t.Helper()
 	document, err := f.keys.SealingDocument(f.t.Context())
 	must(f.t, err)

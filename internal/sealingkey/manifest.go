@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sync/semaphore"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/envelope"
@@ -33,7 +33,7 @@ func manifestEvent(what audit.EventType, p authz.Principal) audit.Event {
 // Reseal seals the values of obj for the current key. Only the sealed values and the fields that
 // they are bound to have any influence. Errors: fault.Forbidden, fault.Invalid for an object that
 // is visibly malformed, [ErrDoesNotOpen], fault.Unavailable.
-func (s *Service) Reseal(ctx context.Context, p authz.Principal, obj *v1alpha1.SealedCredential) (*v1alpha1.Sealed, error) {
+func (s *Service) Reseal(ctx context.Context, p authz.Principal, obj *v1beta1.SealedCredential) (*v1beta1.Sealed, error) {
 	if err := s.guard.Admit(ctx, p, authz.ResealManifest); err != nil {
 		return nil, err
 	}
@@ -76,22 +76,29 @@ const (
 	RetiredKey  Code = "retired_key"
 	DoesNotOpen Code = "does_not_open"
 	NotAllowed  Code = "policy"
+	OlderValue  Code = "older_value"
 )
 
 // Verdict is the answer of [Service.Check].
 type Verdict struct {
 	Code    Code
 	Message string // remedy; empty when accepted
+	Warning string // what the author should know about an accepted manifest
 }
+
+// unknownAge is the warning about values that may be older than the accepted ones.
+const unknownAge = "it could not be found out whether the values are older than those that were last accepted; the condition Ready of the object will say"
 
 // doesNotOpen is the same for every mistake and every value.
 const doesNotOpen = "spec.sealed: the values do not open here: either they were sealed for another object, scope or credential type than this one, " +
 	"or they were changed afterwards; restore the manifest as it was sealed, or seal the values again for this object (latticekeep seal)"
 
 // Check reports whether obj would be accepted: whether its values open, if it has sealed ones, and
-// whether the policy allows it. A refused manifest is a verdict and not an error. Errors:
+// whether the policy allows it. With a UID, it also reports whether the values are older than those
+// last accepted for that object. Without a UID the object may be new, so newer values of one with its
+// name are only a warning. A refused manifest is a verdict and not an error. Errors:
 // fault.Forbidden; fault.Unavailable, also when the semaphore stays full until ctx ends.
-func (s *Service) Check(ctx context.Context, p authz.Principal, obj *v1alpha1.SealedCredential) (Verdict, error) {
+func (s *Service) Check(ctx context.Context, p authz.Principal, obj *v1beta1.SealedCredential) (Verdict, error) {
 	if err := s.guard.Admit(ctx, p, authz.CheckManifest); err != nil {
 		return Verdict{}, err
 	}
@@ -100,6 +107,9 @@ func (s *Service) Check(ctx context.Context, p authz.Principal, obj *v1alpha1.Se
 		slots, record = s.reviews, s.guard.RecordOncePerMinute
 	}
 	v, err := s.judge(ctx, obj, slots)
+	if err == nil && v.Code == Accepted {
+		v = s.judgeAge(ctx, p, obj)
+	}
 	if err != nil {
 		return Verdict{}, fmt.Errorf("checking a manifest: %w", err)
 	}
@@ -116,14 +126,14 @@ func (s *Service) Check(ctx context.Context, p authz.Principal, obj *v1alpha1.Se
 
 // judge first checks what needs no private key. For an object without sealed values the caller
 // passes no source of values, and only the policy decides.
-func (s *Service) judge(ctx context.Context, obj *v1alpha1.SealedCredential, slots *semaphore.Weighted) (Verdict, error) {
+func (s *Service) judge(ctx context.Context, obj *v1beta1.SealedCredential, slots *semaphore.Weighted) (Verdict, error) {
 	if obj.Spec.Sealed != nil {
 		if err := sealing.Check(obj); err != nil {
-			return Verdict{Malformed, fault.Message(err)}, nil
+			return Verdict{Code: Malformed, Message: fault.Message(err)}, nil
 		}
 	}
 	if err := s.options.Policy.Check(obj); err != nil {
-		return Verdict{NotAllowed, fault.Message(err)}, nil
+		return Verdict{Code: NotAllowed, Message: fault.Message(err)}, nil
 	}
 	if obj.Spec.Sealed == nil {
 		return Verdict{}, nil
@@ -140,11 +150,30 @@ func (s *Service) judge(ctx context.Context, obj *v1alpha1.SealedCredential, slo
 	case err == nil:
 		return Verdict{}, nil
 	case errors.Is(err, keyring.ErrRetired):
-		return Verdict{RetiredKey, fault.Message(err)}, nil
+		return Verdict{Code: RetiredKey, Message: fault.Message(err)}, nil
 	case errors.Is(err, fault.NotFound):
-		return Verdict{UnknownKey, fault.Message(err)}, nil
+		return Verdict{Code: UnknownKey, Message: fault.Message(err)}, nil
 	case fault.Of(err) == fault.Invalid:
-		return Verdict{DoesNotOpen, doesNotOpen}, nil
+		return Verdict{Code: DoesNotOpen, Message: doesNotOpen}, nil
 	}
 	return Verdict{}, err
+}
+
+// judgeAge compares the ages of values that open with those of the accepted ones.
+func (s *Service) judgeAge(ctx context.Context, p authz.Principal, obj *v1beta1.SealedCredential) Verdict {
+	if obj.Spec.Sealed == nil || obj.Spec.Sealed.AllowOlder || s.options.Accepted == nil {
+		return Verdict{}
+	}
+	accepted, err := s.options.Accepted(ctx, p, obj)
+	if err != nil {
+		return Verdict{Warning: unknownAge} // the operator compares them too
+	}
+	switch older := sealing.Older(obj, accepted); {
+	case older == nil:
+		return Verdict{}
+	case obj.UID == "":
+		return Verdict{Warning: "an object with this name has newer values in the vault: " + fault.Message(older)}
+	default:
+		return Verdict{Code: OlderValue, Message: fault.Message(older)}
+	}
 }

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/envelope"
@@ -20,7 +20,7 @@ import (
 
 func TestAManifestMovesToTheNewestKey(t *testing.T) {
 	f := newFixture(t)
-	for _, scope := range []v1alpha1.Scope{v1alpha1.ScopeStrict, v1alpha1.ScopeNamespace, v1alpha1.ScopeCluster} {
+	for _, scope := range []v1beta1.Scope{v1beta1.ScopeStrict, v1beta1.ScopeNamespace, v1beta1.ScopeCluster} {
 		obj := f.manifest(func(r *sealing.Request) { r.Scope = scope })
 		_, err := f.service.Rotate(t.Context(), admin)
 		must(t, err)
@@ -45,13 +45,13 @@ func TestAManifestMovesToTheNewestKey(t *testing.T) {
 
 // manipulations returns changes of a manifest that an attacker could make, with the expected codes.
 func manipulations(t *testing.T, f *fixture) map[string]struct {
-	change func(*v1alpha1.SealedCredential)
+	change func(*v1beta1.SealedCredential)
 	code   Code
 } {
 	other := f.manifest(func(r *sealing.Request) { r.Namespace = "bank" })
 	retired := f.manifest()
-	type object = v1alpha1.SealedCredential
-	value := func(change func(*v1alpha1.SealedValue)) func(*object) {
+	type object = v1beta1.SealedCredential
+	value := func(change func(*v1beta1.SealedValue)) func(*object) {
 		return func(o *object) {
 			v := o.Spec.Sealed.Values["password"]
 			change(&v)
@@ -59,7 +59,7 @@ func manipulations(t *testing.T, f *fixture) map[string]struct {
 		}
 	}
 	blob := func(change func([]byte) []byte) func(*object) {
-		return value(func(v *v1alpha1.SealedValue) {
+		return value(func(v *v1beta1.SealedValue) {
 			b, err := base64.StdEncoding.DecodeString(v.Data)
 			must(t, err)
 			v.Data = base64.StdEncoding.EncodeToString(change(b))
@@ -75,18 +75,18 @@ func manipulations(t *testing.T, f *fixture) map[string]struct {
 		"no namespace":    {func(o *object) { o.Namespace = "" }, DoesNotOpen},
 		"name":            {func(o *object) { o.Name = "cache" }, DoesNotOpen},
 		"type":            {func(o *object) { o.Spec.CredentialType = "api-key" }, DoesNotOpen},
-		"scope":           {func(o *object) { o.Spec.Sealed.Scope = v1alpha1.ScopeCluster }, DoesNotOpen},
+		"scope":           {func(o *object) { o.Spec.Sealed.Scope = v1beta1.ScopeCluster }, DoesNotOpen},
 		"suite":           {func(o *object) { o.Spec.Sealed.Suite = "MLKEM768" }, DoesNotOpen},
-		"time":            {value(func(v *v1alpha1.SealedValue) { v.SealedAt.Time = v.SealedAt.Add(time.Second) }), DoesNotOpen},
-		"foreign value":   {value(func(v *v1alpha1.SealedValue) { *v = other.Spec.Sealed.Values["password"] }), DoesNotOpen},
+		"time":            {value(func(v *v1beta1.SealedValue) { v.SealedAt.Time = v.SealedAt.Add(time.Second) }), DoesNotOpen},
+		"foreign value":   {value(func(v *v1beta1.SealedValue) { *v = other.Spec.Sealed.Values["password"] }), DoesNotOpen},
 		"longer":          {blob(func(b []byte) []byte { return append(b, 0) }), DoesNotOpen},
 		"shorter":         {blob(func(b []byte) []byte { return b[:len(b)-1] }), DoesNotOpen},
 		"unknown key":     {func(o *object) { o.Spec.Sealed.KeyID = strings.Repeat("0", 64) }, UnknownKey},
 		"retired key":     {func(o *object) { o.Spec.Sealed.KeyID = retired.Spec.Sealed.KeyID }, RetiredKey},
-		"no base64":       {value(func(v *v1alpha1.SealedValue) { v.Data = canary }), Malformed},
-		"no whole second": {value(func(v *v1alpha1.SealedValue) { v.SealedAt.Time = v.SealedAt.Add(1) }), Malformed},
+		"no base64":       {value(func(v *v1beta1.SealedValue) { v.Data = canary }), Malformed},
+		"no whole second": {value(func(v *v1beta1.SealedValue) { v.SealedAt.Time = v.SealedAt.Add(1) }), Malformed},
 		"no values":       {func(o *object) { o.Spec.Sealed.Values = nil }, Malformed},
-		"annotation":      {func(o *object) { o.Annotations = map[string]string{"latticekeep.dev/scope": "Cluster"} }, Malformed},
+		"annotation":      {func(o *object) { o.Annotations = map[string]string{"latticekeep.dev/scope": "Cluster"} }, Accepted},
 	}
 	for _, at := range []int{1, 500, 1088, 1089, 1120, 1121, 1130, 1139} {
 		all[fmt.Sprint("bit at ", at)] = struct {
@@ -153,18 +153,18 @@ func TestResealingAndCheckingAreNoOracle(t *testing.T) {
 
 func TestThePolicyIsCheckedOfEverySource(t *testing.T) {
 	f := newFixture(t)
-	f.service.options.Policy = sealing.Policy{MaxTTLDays: 60, Scopes: []v1alpha1.Scope{v1alpha1.ScopeStrict}}
+	f.service.options.Policy = sealing.Policy{MaxTTLDays: 60, Scopes: []v1beta1.Scope{v1beta1.ScopeStrict}}
 	short := func(r *sealing.Request) { r.TTLDays = 60 }
 	for name, tc := range map[string]struct {
-		obj  *v1alpha1.SealedCredential
+		obj  *v1beta1.SealedCredential
 		code Code
 	}{
 		"allowed":  {f.manifest(short), Accepted},
 		"too long": {f.manifest(), NotAllowed}, // 90 days
-		"too wide": {f.manifest(short, func(r *sealing.Request) { r.Scope = v1alpha1.ScopeNamespace }), NotAllowed},
-		"another source": {&v1alpha1.SealedCredential{Spec: v1alpha1.SealedCredentialSpec{
-			CredentialType: "database", Generate: []v1alpha1.Generator{{Key: "k"}}}}, NotAllowed},
-		"another source, allowed": {&v1alpha1.SealedCredential{Spec: v1alpha1.SealedCredentialSpec{CredentialType: "database", TTLDays: 1}}, Accepted},
+		"too wide": {f.manifest(short, func(r *sealing.Request) { r.Scope = v1beta1.ScopeNamespace }), NotAllowed},
+		"another source": {&v1beta1.SealedCredential{Spec: v1beta1.SealedCredentialSpec{
+			CredentialType: "database", Generate: []v1beta1.Generator{{Key: "k"}}}}, NotAllowed},
+		"another source, allowed": {&v1beta1.SealedCredential{Spec: v1beta1.SealedCredentialSpec{CredentialType: "database", TTLDays: 1}}, Accepted},
 	} {
 		if v, err := f.service.Check(t.Context(), writerKey, tc.obj); err != nil || v.Code != tc.code {
 			t.Errorf("%s: %+v %v", name, v, err)
@@ -236,7 +236,7 @@ func TestTheChecksOfAPodAreRecordedOnceAMinute(t *testing.T) {
 	bad.Name = "cache"
 	another := pod
 	another.Pod = "another"
-	check := func(p authz.Principal, obj *v1alpha1.SealedCredential, want Code) {
+	check := func(p authz.Principal, obj *v1beta1.SealedCredential, want Code) {
 		t.Helper()
 		for range 3 {
 			if v, err := f.service.Check(t.Context(), p, obj); err != nil || v.Code != want {
@@ -265,4 +265,51 @@ func TestTheChecksOfAPodAreRecordedOnceAMinute(t *testing.T) {
 	f.advance(time.Minute)
 	check(pod, good, Accepted)
 	recorded(1)
+}
+
+// Only a change of the object that has newer values is refused, and only values that open are
+// compared.
+func TestOlderValuesAreRefusedForTheObjectAndElseAWarning(t *testing.T) {
+	f := newFixture(t)
+	at := f.now().UTC().Truncate(time.Second)
+	accepted := map[string]time.Time{"password": at.Add(time.Hour), "gone": at.Add(time.Hour)}
+	var lost error
+	f.service.options.Accepted = func(_ context.Context, p authz.Principal, obj *v1beta1.SealedCredential) (map[string]time.Time, error) {
+		if p.Tenant != writerKey.Tenant || obj.Namespace != "shop" {
+			t.Errorf("%+v asks about %s/%s", p, obj.Namespace, obj.Name)
+		}
+		return accepted, lost
+	}
+	object := func(change func(*v1beta1.SealedCredential)) *v1beta1.SealedCredential {
+		obj := f.manifest()
+		obj.UID = "8c2b1c1e"
+		if change != nil {
+			change(obj)
+		}
+		return obj
+	}
+	times := []string{at.Format(time.RFC3339), at.Add(time.Hour).Format(time.RFC3339), "values[password]", "allowOlder"}
+	check := func(name string, obj *v1beta1.SealedCredential, code Code, warns bool) {
+		t.Helper()
+		v, err := f.service.Check(t.Context(), writerKey, obj)
+		if err != nil || v.Code != code || (v.Message == "") != (code == Accepted) || (v.Warning == "") == warns {
+			t.Errorf("%s: %+v %v", name, v, err)
+		}
+		for _, says := range times {
+			if (code == OlderValue || warns && lost == nil) && !strings.Contains(v.Message+v.Warning, says) {
+				t.Errorf("%s: %+v does not say %s", name, v, says)
+			}
+		}
+	}
+	check("the object", object(nil), OlderValue, false)
+	check("a new object", f.manifest(), Accepted, true)
+	check("on purpose", object(func(o *v1beta1.SealedCredential) { o.Spec.Sealed.AllowOlder = true }), Accepted, false)
+	check("another source", &v1beta1.SealedCredential{Spec: v1beta1.SealedCredentialSpec{CredentialType: "database"}}, Accepted, false)
+	check("it does not open", object(func(o *v1beta1.SealedCredential) { o.Name = "cache" }), DoesNotOpen, false)
+	lost = fault.Unavailable
+	check("nothing can be found out", object(nil), Accepted, true)
+	lost, accepted["password"] = nil, at
+	check("the same values", object(nil), Accepted, false)
+	accepted = nil
+	check("nothing was accepted yet", object(nil), Accepted, false)
 }

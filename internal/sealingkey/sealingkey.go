@@ -32,6 +32,7 @@ import (
 
 	"golang.org/x/sync/semaphore"
 
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/guard"
 	"github.com/latticekeep/latticekeep/internal/audit/reader"
@@ -70,8 +71,15 @@ type Options struct {
 	// it. It must know every object or fail.
 	InUse  func(context.Context) (map[string]int, error)
 	Policy sealing.Policy // policy that manifests are checked against
-	Now    func() time.Time
+	// Accepted finds the values that were accepted before. It is nil without a cluster.
+	Accepted AcceptedValues
+	Now      func() time.Time
 }
+
+// AcceptedValues returns, for each key, when the value was sealed that was last accepted for an
+// object: the one with the UID of obj, or without a UID one with its namespace and name. It returns
+// nil for an object that is unknown, or that p may not ask about.
+type AcceptedValues func(ctx context.Context, p authz.Principal, obj *v1beta1.SealedCredential) (map[string]time.Time, error)
 
 // Service is safe for concurrent use.
 type Service struct {

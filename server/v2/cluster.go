@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "github.com/latticekeep/latticekeep/api/openapi/v2"
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/guard"
 	"github.com/latticekeep/latticekeep/internal/authz"
@@ -31,7 +31,7 @@ type clusterAPI struct {
 type Cluster interface {
 	// SealedCredentials returns the objects in a tenant's namespaces, sorted by namespace and name.
 	// Error: fault.Unavailable while the operator does not know all of them.
-	SealedCredentials(ctx context.Context, tenant authz.TenantID) ([]v1alpha1.SealedCredential, error)
+	SealedCredentials(ctx context.Context, tenant authz.TenantID) ([]v1beta1.SealedCredential, error)
 }
 
 var errObjectCursor = gate.BadRequest("the cursor is not one of this list: start again without it")
@@ -86,7 +86,7 @@ func (a *clusterAPI) ListSealedCredentials(c *gin.Context, params api.ListSealed
 
 // inNamespace returns the objects of one namespace. A ServiceAccount sees no objects of other
 // namespaces, just as it sees no entries of theirs.
-func inNamespace(all []v1alpha1.SealedCredential, namespace string) (own []v1alpha1.SealedCredential) {
+func inNamespace(all []v1beta1.SealedCredential, namespace string) (own []v1beta1.SealedCredential) {
 	for i := range all {
 		if all[i].Namespace == namespace {
 			own = append(own, all[i])
@@ -97,7 +97,7 @@ func inNamespace(all []v1alpha1.SealedCredential, namespace string) (own []v1alp
 
 // objectName returns a name whose order is the order of the list. No namespace has a zero byte in
 // its name.
-func objectName(sc *v1alpha1.SealedCredential) string { return sc.Namespace + "\x00" + sc.Name }
+func objectName(sc *v1beta1.SealedCredential) string { return sc.Namespace + "\x00" + sc.Name }
 
 // objectCursor returns the name of the last object on the previous page.
 func objectCursor(text string) (name string, ok bool) {
@@ -110,7 +110,7 @@ func objectCursor(text string) (name string, ok bool) {
 }
 
 // sealingKeyUse counts the objects that need each sealing key, the current key first.
-func (a *clusterAPI) sealingKeyUse(ctx context.Context, all []v1alpha1.SealedCredential) ([]api.SealingKeyUse, error) {
+func (a *clusterAPI) sealingKeyUse(ctx context.Context, all []v1beta1.SealedCredential) ([]api.SealingKeyUse, error) {
 	objects := make(map[string]int)
 	for i := range all {
 		if sealed := all[i].Spec.Sealed; sealed != nil {
@@ -140,7 +140,7 @@ func (a *clusterAPI) sealingKeyUse(ctx context.Context, all []v1alpha1.SealedCre
 	return use, nil
 }
 
-func sealedCredential(sc *v1alpha1.SealedCredential) api.SealedCredential {
+func sealedCredential(sc *v1beta1.SealedCredential) api.SealedCredential {
 	shown := api.SealedCredential{
 		Namespace: sc.Namespace, Name: sc.Name, CredentialType: sc.Spec.CredentialType, Source: api.SealedCredentialSourceGenerate,
 		Suspended: sc.Spec.Suspend, CreatedAt: sc.CreationTimestamp.UTC(), Generation: sc.Generation, ObservedGeneration: sc.Status.ObservedGeneration,

@@ -7,7 +7,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/server"
 	"github.com/latticekeep/latticekeep/test/servertest"
 )
@@ -21,9 +21,9 @@ func TestAServiceAccountSeesTheObjectsOfItsNamespace(t *testing.T) {
 	p.Allow(servertest.AllowAll)
 	key := strings.Repeat("0", 64)
 	for _, namespace := range []string{"billing", "shop", "shop-b"} {
-		known[s.Tenant] = append(known[s.Tenant], v1alpha1.SealedCredential{
+		known[s.Tenant] = append(known[s.Tenant], v1beta1.SealedCredential{
 			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "of-" + namespace},
-			Spec:       v1alpha1.SealedCredentialSpec{CredentialType: "t", Sealed: &v1alpha1.Sealed{KeyID: key}},
+			Spec:       v1beta1.SealedCredentialSpec{CredentialType: "t", Sealed: &v1beta1.Sealed{KeyID: key}},
 		})
 	}
 	for _, query := range []string{"", "?namespace=billing", "?namespace=shop", "?limit=1"} {

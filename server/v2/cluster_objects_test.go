@@ -10,7 +10,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/server"
@@ -18,9 +18,9 @@ import (
 )
 
 // shown is what an operator knows, by tenant.
-type shown map[authz.TenantID][]v1alpha1.SealedCredential
+type shown map[authz.TenantID][]v1beta1.SealedCredential
 
-func (o shown) SealedCredentials(_ context.Context, tenant authz.TenantID) ([]v1alpha1.SealedCredential, error) {
+func (o shown) SealedCredentials(_ context.Context, tenant authz.TenantID) ([]v1beta1.SealedCredential, error) {
 	if o == nil {
 		return nil, fault.Unavailable
 	}
@@ -37,31 +37,31 @@ func TestObjectsAreShownWithoutTheirValues(t *testing.T) {
 		t.Fatal(err)
 	}
 	at := metav1.NewTime(time.Date(2027, 1, 20, 10, 0, 0, 0, time.UTC))
-	sealed := func(key string) *v1alpha1.Sealed {
-		return &v1alpha1.Sealed{Version: 1, KeyID: key, Values: map[string]v1alpha1.SealedValue{"canary-key": {Data: "canary-value"}}}
+	sealed := func(key string) *v1beta1.Sealed {
+		return &v1beta1.Sealed{Version: 1, KeyID: key, Values: map[string]v1beta1.SealedValue{"canary-key": {Data: "canary-value"}}}
 	}
-	known[s.Tenant] = []v1alpha1.SealedCredential{
+	known[s.Tenant] = []v1beta1.SealedCredential{
 		{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "billing", Name: "db", Generation: 2, CreationTimestamp: at, Annotations: map[string]string{"a": "canary-annotation"}},
-			Spec: v1alpha1.SealedCredentialSpec{CredentialType: "database", Suspend: true, Sealed: sealed(current),
-				Target: &v1alpha1.Target{Keys: []v1alpha1.TargetKey{{To: "url", Template: "canary-template"}}}},
-			Status: v1alpha1.SealedCredentialStatus{
+			Spec: v1beta1.SealedCredentialSpec{CredentialType: "database", Suspend: true, Sealed: sealed(current),
+				Target: &v1beta1.Target{Keys: []v1beta1.TargetKey{{To: "url", Template: "canary-template"}}}},
+			Status: v1beta1.SealedCredentialStatus{
 				ObservedGeneration: 1, CredentialID: "cred_x", Version: 3, NextRotationTime: &at, ExpiresAt: &at,
 				Conditions: []metav1.Condition{{Type: "Ready", Status: "True", Reason: "Sealed", Message: "it is", LastTransitionTime: at}},
 			},
 		},
 		{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "billing", Name: "made", CreationTimestamp: at},
-			Spec:       v1alpha1.SealedCredentialSpec{CredentialType: "t", Generate: []v1alpha1.Generator{{Key: "canary-generated"}}, Target: &v1alpha1.Target{Name: "other"}},
-			Status:     v1alpha1.SealedCredentialStatus{ObservedGeneration: -1},
+			Spec:       v1beta1.SealedCredentialSpec{CredentialType: "t", Generate: []v1beta1.Generator{{Key: "canary-generated"}}, Target: &v1beta1.Target{Name: "other"}},
+			Status:     v1beta1.SealedCredentialStatus{ObservedGeneration: -1},
 		},
 		{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "imported", CreationTimestamp: at},
-			Spec:       v1alpha1.SealedCredentialSpec{CredentialType: "t", ValuesFrom: &v1alpha1.ValuesFrom{}},
+			Spec:       v1beta1.SealedCredentialSpec{CredentialType: "t", ValuesFrom: &v1beta1.ValuesFrom{}},
 		},
-		{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "lost", CreationTimestamp: at}, Spec: v1alpha1.SealedCredentialSpec{CredentialType: "t", Sealed: sealed(strings.Repeat("0", 64))}},
+		{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "lost", CreationTimestamp: at}, Spec: v1beta1.SealedCredentialSpec{CredentialType: "t", Sealed: sealed(strings.Repeat("0", 64))}},
 	}
-	known["ten_other"] = []v1alpha1.SealedCredential{{ObjectMeta: metav1.ObjectMeta{Namespace: "foreign", Name: "canary-foreign"}}}
+	known["ten_other"] = []v1beta1.SealedCredential{{ObjectMeta: metav1.ObjectMeta{Namespace: "foreign", Name: "canary-foreign"}}}
 
 	r := s.Get(objectsPath)
 	answer := r.Want(t, http.StatusOK)
@@ -110,7 +110,7 @@ func TestObjectsArePaged(t *testing.T) {
 	s := newService(t, func(c *server.Config) { c.Cluster = known })
 	for _, namespace := range []string{"a", "a-b", "b"} { // a name that begins with another comes behind all of that one's
 		for i := range 25 {
-			known[s.Tenant] = append(known[s.Tenant], v1alpha1.SealedCredential{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprintf("o%02d", i)}})
+			known[s.Tenant] = append(known[s.Tenant], v1beta1.SealedCredential{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprintf("o%02d", i)}})
 		}
 	}
 	for query, want := range map[string]int{"": 75, "namespace=a": 25, "namespace=b&limit=7": 25, "limit=1&namespace=a-b": 25, "limit=100": 75, "namespace=none": 0} {

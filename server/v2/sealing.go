@@ -7,9 +7,10 @@ import (
 
 	"github.com/gin-gonic/gin"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	api "github.com/latticekeep/latticekeep/api/openapi/v2"
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/sealingkey"
 	"github.com/latticekeep/latticekeep/server/gate"
@@ -80,13 +81,13 @@ func (a *sealingAPI) RestoreSealingKey(c *gin.Context, id string) {
 }
 
 // sealedFrom returns the sealed values of a request as spec.sealed.
-func sealedFrom(s api.SealedValues) *v1alpha1.Sealed {
-	sealed := &v1alpha1.Sealed{
-		Version: int32(s.Version), Suite: v1alpha1.Suite(s.Suite), KeyID: s.KeyId, Scope: v1alpha1.Scope(gate.Value(s.Scope)),
-		Values: make(map[string]v1alpha1.SealedValue, len(s.Values)),
+func sealedFrom(s api.SealedValues) *v1beta1.Sealed {
+	sealed := &v1beta1.Sealed{
+		Version: int32(s.Version), Suite: v1beta1.Suite(s.Suite), KeyID: s.KeyId, Scope: v1beta1.Scope(gate.Value(s.Scope)),
+		Values: make(map[string]v1beta1.SealedValue, len(s.Values)),
 	}
 	for key, v := range s.Values {
-		sealed.Values[key] = v1alpha1.SealedValue{SealedAt: metav1.Time{Time: v.SealedAt.UTC()}, Data: v.Data}
+		sealed.Values[key] = v1beta1.SealedValue{SealedAt: metav1.Time{Time: v.SealedAt.UTC()}, Data: v.Data}
 	}
 	return sealed
 }
@@ -101,9 +102,9 @@ func (a *sealingAPI) ResealManifest(c *gin.Context) {
 		if err := call.Review(ctx, gate.Value(body.Namespace), body.Name); err != nil {
 			return nil, err
 		}
-		obj := &v1alpha1.SealedCredential{
+		obj := &v1beta1.SealedCredential{
 			ObjectMeta: metav1.ObjectMeta{Namespace: gate.Value(body.Namespace), Name: body.Name},
-			Spec:       v1alpha1.SealedCredentialSpec{CredentialType: body.CredentialType, Sealed: sealedFrom(body.Sealed)},
+			Spec:       v1beta1.SealedCredentialSpec{CredentialType: body.CredentialType, Sealed: sealedFrom(body.Sealed)},
 		}
 		again, err := a.sealing.Reseal(ctx, call.Principal(), obj)
 		if errors.Is(err, sealingkey.ErrDoesNotOpen) {
@@ -139,18 +140,19 @@ func (a *sealingAPI) CheckManifest(c *gin.Context) {
 		if err != nil {
 			return nil, err
 		}
-		obj := &v1alpha1.SealedCredential{
-			ObjectMeta: metav1.ObjectMeta{Namespace: body.Namespace, Name: body.Name},
-			Spec:       v1alpha1.SealedCredentialSpec{CredentialType: body.CredentialType, TTLDays: int32(days)},
+		obj := &v1beta1.SealedCredential{
+			ObjectMeta: metav1.ObjectMeta{Namespace: body.Namespace, Name: body.Name, UID: types.UID(gate.Value(body.Uid))},
+			Spec:       v1beta1.SealedCredentialSpec{CredentialType: body.CredentialType, TTLDays: int32(days)},
 		}
 		if body.Sealed != nil {
 			obj.Spec.Sealed = sealedFrom(*body.Sealed)
+			obj.Spec.Sealed.AllowOlder = gate.Value(body.AllowOlder)
 		}
 		v, err := a.sealing.Check(ctx, call.Principal(), obj)
 		if err != nil {
 			return nil, err
 		}
-		answer := api.CheckAnswer{Success: true, Accepted: v.Code == sealingkey.Accepted, Message: optional(v.Message)}
+		answer := api.CheckAnswer{Success: true, Accepted: v.Code == sealingkey.Accepted, Message: optional(v.Message), Warning: optional(v.Warning)}
 		if !answer.Accepted {
 			code := api.CheckAnswerCode(v.Code)
 			answer.Code = &code

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/sealing"
@@ -175,7 +175,7 @@ func TestCheckNamesTheFirstRuleThatAManifestBreaks(t *testing.T) {
 	s := newService(t, func(c *server.Config) {
 		c.Sealing = sealingkey.New(c.Store, c.Guard, c.Reader, c.Keys, sealingkey.Options{
 			InUse: c.Vault.SealingKeyUse, Now: c.Now,
-			Policy: sealing.Policy{MaxTTLDays: 60, Types: []string{"database", "tls"}, Scopes: []v1alpha1.Scope{v1alpha1.ScopeStrict}},
+			Policy: sealing.Policy{MaxTTLDays: 60, Types: []string{"database", "tls"}, Scopes: []v1beta1.Scope{v1beta1.ScopeStrict}},
 		})
 	})
 	r := s.Manifest(t, "shop", "db", servertest.Canary)

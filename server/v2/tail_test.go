@@ -223,7 +223,7 @@ func TestACallerAndATenantHaveFewTailsOpen(t *testing.T) {
 			t.Error("it is not told when to come again")
 		}
 	}
-	s.Call(servertest.Request{Method: "GET", Path: "/api/v2/audit/tail", Key: third}).Message(t, http.StatusTooManyRequests) // for the tenant
+	s.Call(servertest.Request{Method: "GET", Path: "/api/v2/audit/tail", Key: third}).Message(t, http.StatusTooManyRequests) // the tenant has its maximum
 	tailAt(t, s.URL, http.Header{"Authorization": {"Bearer " + user.Access}}, "?wait=0").expect("AUDIT_READ")
 	if e := s.Entries("outcome=failure"); len(e) != 3 || e[0]["attributes"].(map[string]any)["reason"] != "too_many_tails" {
 		t.Error(e)

@@ -106,6 +106,7 @@ const (
 	EventTypeCOMPLIANCEHISTORYREAD  EventType = "COMPLIANCE_HISTORY_READ"
 	EventTypeCOMPLIANCEREPORTED     EventType = "COMPLIANCE_REPORTED"
 	EventTypeCOMPLIANCESCORED       EventType = "COMPLIANCE_SCORED"
+	EventTypeCREDENTIALADOPTED      EventType = "CREDENTIAL_ADOPTED"
 	EventTypeCREDENTIALDELETED      EventType = "CREDENTIAL_DELETED"
 	EventTypeCREDENTIALLISTED       EventType = "CREDENTIAL_LISTED"
 	EventTypeCREDENTIALREENCRYPTED  EventType = "CREDENTIAL_REENCRYPTED"
@@ -204,6 +205,8 @@ func (e EventType) Valid() bool {
 	case EventTypeCOMPLIANCEREPORTED:
 		return true
 	case EventTypeCOMPLIANCESCORED:
+		return true
+	case EventTypeCREDENTIALADOPTED:
 		return true
 	case EventTypeCREDENTIALDELETED:
 		return true

@@ -85,6 +85,7 @@ func (e AuditPublicKeySuccess) Valid() bool {
 const (
 	CheckAnswerCodeDoesNotOpen CheckAnswerCode = "does_not_open"
 	CheckAnswerCodeMalformed   CheckAnswerCode = "malformed"
+	CheckAnswerCodeOlderValue  CheckAnswerCode = "older_value"
 	CheckAnswerCodePolicy      CheckAnswerCode = "policy"
 	CheckAnswerCodeRetiredKey  CheckAnswerCode = "retired_key"
 	CheckAnswerCodeUnknownKey  CheckAnswerCode = "unknown_key"
@@ -96,6 +97,8 @@ func (e CheckAnswerCode) Valid() bool {
 	case CheckAnswerCodeDoesNotOpen:
 		return true
 	case CheckAnswerCodeMalformed:
+		return true
+	case CheckAnswerCodeOlderValue:
 		return true
 	case CheckAnswerCodePolicy:
 		return true
@@ -457,6 +460,7 @@ const (
 	EventTypeCOMPLIANCEHISTORYREAD  EventType = "COMPLIANCE_HISTORY_READ"
 	EventTypeCOMPLIANCEREPORTED     EventType = "COMPLIANCE_REPORTED"
 	EventTypeCOMPLIANCESCORED       EventType = "COMPLIANCE_SCORED"
+	EventTypeCREDENTIALADOPTED      EventType = "CREDENTIAL_ADOPTED"
 	EventTypeCREDENTIALDELETED      EventType = "CREDENTIAL_DELETED"
 	EventTypeCREDENTIALLISTED       EventType = "CREDENTIAL_LISTED"
 	EventTypeCREDENTIALREENCRYPTED  EventType = "CREDENTIAL_REENCRYPTED"
@@ -555,6 +559,8 @@ func (e EventType) Valid() bool {
 	case EventTypeCOMPLIANCEREPORTED:
 		return true
 	case EventTypeCOMPLIANCESCORED:
+		return true
+	case EventTypeCREDENTIALADOPTED:
 		return true
 	case EventTypeCREDENTIALDELETED:
 		return true
@@ -1585,6 +1591,9 @@ type CheckAnswer struct {
 	// Message What to do about it. Absent when it is accepted.
 	Message *string            `json:"message,omitempty"`
 	Success CheckAnswerSuccess `json:"success"`
+
+	// Warning What to know about an accepted manifest. Absent when there is nothing.
+	Warning *string `json:"warning,omitempty"`
 }
 
 // CheckAnswerCode Why it would be refused. Absent when it is accepted.
@@ -1595,6 +1604,8 @@ type CheckAnswerSuccess bool
 
 // CheckRequest defines model for CheckRequest.
 type CheckRequest struct {
+	// AllowOlder Whether the values may be older than those last accepted, as in spec.sealed.allowOlder.
+	AllowOlder     *bool  `json:"allow_older,omitempty"`
 	CredentialType string `json:"credential_type"`
 	Name           string `json:"name"`
 	Namespace      string `json:"namespace"`
@@ -1602,6 +1613,9 @@ type CheckRequest struct {
 	// Sealed The `spec.sealed` of a SealedCredential.
 	Sealed  *SealedValues `json:"sealed,omitempty"`
 	TtlDays *int          `json:"ttl_days,omitempty"`
+
+	// Uid UID of the existing object that the manifest changes. Absent for a new object.
+	Uid *string `json:"uid,omitempty"`
 }
 
 // CheckpointAnswer defines model for CheckpointAnswer.

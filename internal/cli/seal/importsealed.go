@@ -18,7 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/internal/cli/command"
 	"github.com/latticekeep/latticekeep/internal/sealedsecrets"
 	"github.com/latticekeep/latticekeep/internal/sealing"
@@ -55,10 +55,10 @@ The backup is what "kubectl get secret -n kube-system -l sealedsecrets.bitnami.c
 keep it off disks that others read, and destroy it after the migration. No value or key is printed or written.
 
 Standard error names what is lost, and the exit status is 0 only if nothing is: a SealedSecret is imported with all
-of its values or not at all, and templates with functions (spec.template.data), immutable Secrets, and labels and
+of its values or not at all, and templates with functions (spec.template.data), and labels and
 annotations that a target may not have are left out.
 
-A Secret that exists is taken over only when it is annotated with ` + v1alpha1.AnnotationAdopt + `: NAME-OF-THE-OBJECT.
+A Secret that exists is taken over only when it is annotated with ` + v1beta1.AnnotationAdopt + `: NAME-OF-THE-OBJECT.
 
 The sealing key is given as for "latticekeep seal"; ` + identityFile + ` is looked for in the folder of the first FILE.`,
 		Example: `  latticekeep import sealed-secrets --keys backup.yaml --key sealing-key.json sealed-db.yaml > db.yaml
@@ -238,7 +238,7 @@ func (im *importer) object(s *sealedsecrets.SealedSecret) error {
 }
 
 // seal opens the values of s and seals them again with the same scope.
-func (im *importer) seal(s *sealedsecrets.SealedSecret) (*v1alpha1.SealedCredential, error) {
+func (im *importer) seal(s *sealedsecrets.SealedSecret) (*v1beta1.SealedCredential, error) {
 	values, err := s.Open(im.old)
 	if err != nil {
 		return nil, err
@@ -259,7 +259,7 @@ func (im *importer) seal(s *sealedsecrets.SealedSecret) (*v1alpha1.SealedCredent
 
 // writeNew writes a manifest to a new file named after its namespace and name, which Seal has
 // checked.
-func writeNew(folder string, obj *v1alpha1.SealedCredential, text []byte) (err error) {
+func writeNew(folder string, obj *v1beta1.SealedCredential, text []byte) (err error) {
 	name := obj.Name + ".yaml"
 	if obj.Namespace != "" {
 		name = obj.Namespace + "." + name
@@ -281,23 +281,21 @@ func writeNew(folder string, obj *v1alpha1.SealedCredential, text []byte) (err e
 
 // targetOf describes the Secret that the old controller made from s. left names the parts that are
 // omitted.
-func targetOf(s *sealedsecrets.SealedSecret) (target *v1alpha1.Target, left []error) {
+func targetOf(s *sealedsecrets.SealedSecret) (target *v1beta1.Target, left []error) {
 	template := s.Spec.Template
 	if template.Metadata.Annotations[sealedsecrets.PatchSecret] == "true" {
 		return nil, []error{errors.New("spec.template: its values are merged into a Secret of others, which a target never is: spec.target is left out")}
 	}
-	target = &v1alpha1.Target{Name: s.Metadata.Name, Type: v1alpha1.SecretType(template.Type)}
+	target = &v1beta1.Target{Name: s.Metadata.Name, Type: v1beta1.SecretType(template.Type)}
 	if template.Metadata.Annotations[sealedsecrets.KeepSecret] == "true" {
-		target.DeletionPolicy = v1alpha1.DeletionRetain
+		target.DeletionPolicy = v1beta1.DeletionRetain
 	}
 	var lost []error
-	target.Labels, lost = allowed("spec.template.metadata", "label", template.Metadata.Labels, maxLabel)
+	target.Labels, lost = allowed("spec.template.metadata", "label", template.Metadata.Labels, v1beta1.MaxLabelBytes)
 	left = append(left, lost...)
-	target.Annotations, lost = allowed("spec.template.metadata", "annotation", template.Metadata.Annotations, v1alpha1.MaxAnnotationBytes)
+	target.Annotations, lost = allowed("spec.template.metadata", "annotation", template.Metadata.Annotations, v1beta1.MaxAnnotationBytes)
 	left = append(left, lost...)
-	if template.Immutable {
-		left = append(left, errors.New("spec.template.immutable: a target is never immutable, since it follows the rotation"))
-	}
+	target.Immutable = template.Immutable
 	for _, k := range slices.Sorted(maps.Keys(template.Data)) {
 		left = append(left, fmt.Errorf("spec.template.data: the key %.100q is made by a template with functions: if its reader needs it, "+
 			"write it as a key of spec.target.keys, without functions", k))

@@ -19,7 +19,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/internal/cli/command"
 	"github.com/latticekeep/latticekeep/internal/envelope"
 	"github.com/latticekeep/latticekeep/internal/sealing"
@@ -122,7 +122,7 @@ var goldenDocument = filepath.Join("..", "..", "sealing", "testdata", "document.
 
 // opened opens a stream of SealedCredentials as the vault does, with the golden sealing key, whose
 // seed is the bytes 0 to 31.
-func opened(t *testing.T, stream string) (objects []*v1alpha1.SealedCredential, passwords []string) {
+func opened(t *testing.T, stream string) (objects []*v1beta1.SealedCredential, passwords []string) {
 	t.Helper()
 	seed := make([]byte, 32)
 	for i := range seed {
@@ -155,7 +155,7 @@ func TestImportedSealedSecretsKeepTheirScopeAndSecret(t *testing.T) {
 	template := `{"type":"kubernetes.io/basic-auth","metadata":{"labels":{"app":"shop"},"annotations":{"team":"blue","sealedsecrets.bitnami.com/managed":"true"}}}`
 	input := c.manifest("shop", "strict", "none", template, importCanary+"-1") +
 		c.manifest("shop", "wide", "namespace-wide", `{"metadata":{"annotations":{"sealedsecrets.bitnami.com/skip-set-owner-references":"true"}}}`, importCanary+"-2") +
-		c.manifest("shop", "cluster", "cluster-wide", `{"type":"Opaque"}`, importCanary+"-3") +
+		c.manifest("shop", "cluster", "cluster-wide", `{"type":"Opaque","immutable":true}`, importCanary+"-3") +
 		`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"c"}}`
 	stdout, stderr, err := importSealed(t, input, "--keys", c.backup, "--key", goldenDocument, "--type", "database", "-")
 	if err != nil {
@@ -170,13 +170,13 @@ func TestImportedSealedSecretsKeepTheirScopeAndSecret(t *testing.T) {
 	}
 	for i, want := range []struct {
 		name   string
-		scope  v1alpha1.Scope
-		target v1alpha1.Target
+		scope  v1beta1.Scope
+		target v1beta1.Target
 	}{
-		{"strict", v1alpha1.ScopeStrict, v1alpha1.Target{Name: "strict", Type: "kubernetes.io/basic-auth",
+		{"strict", v1beta1.ScopeStrict, v1beta1.Target{Name: "strict", Type: "kubernetes.io/basic-auth",
 			Labels: map[string]string{"app": "shop"}, Annotations: map[string]string{"team": "blue"}}},
-		{"wide", v1alpha1.ScopeNamespace, v1alpha1.Target{Name: "wide", DeletionPolicy: v1alpha1.DeletionRetain}},
-		{"cluster", v1alpha1.ScopeCluster, v1alpha1.Target{Name: "cluster", Type: "Opaque"}},
+		{"wide", v1beta1.ScopeNamespace, v1beta1.Target{Name: "wide", DeletionPolicy: v1beta1.DeletionRetain}},
+		{"cluster", v1beta1.ScopeCluster, v1beta1.Target{Name: "cluster", Type: "Opaque", Immutable: true}},
 	} {
 		obj := objects[i]
 		if obj.Namespace != "shop" || obj.Name != want.name || obj.Spec.Sealed.Scope != want.scope || obj.Spec.CredentialType != "database" {
@@ -218,7 +218,6 @@ func TestWhatIsNotImportedIsNamedAndTheRestIsWritten(t *testing.T) {
 		"an unreadable file":   {"password: " + importCanary + "\npassword: x\n", false, "document 2: is not well-formed YAML or JSON (line 2)"},
 		"a broken object":      {`{"apiVersion":"bitnami.com/v1alpha1","kind":"SealedSecret","metadata":{"name":"a"},"spec":{"encryptedData":{"k":["` + importCanary + `"]}}}`, false, "SealedSecret a: is not a valid"},
 		"templates":            {c.manifest("shop", "a", "none", `{"data":{"url":"x{{ .password }}`+importCanary+`","gone":null}}`, importCanary), true, `a part of shop/a: spec.template.data: the key "url" is made by a template with functions`},
-		"immutable":            {c.manifest("shop", "a", "none", `{"immutable":true}`, importCanary), true, "a part of shop/a: spec.template.immutable"},
 		"labels of Kubernetes": {c.manifest("shop", "a", "none", `{"metadata":{"labels":{"node.kubernetes.io/name":"x","ok":"y"}}}`, importCanary), true, `does not take the label "node.kubernetes.io/name"`},
 		"our annotations":      {c.manifest("shop", "a", "none", `{"metadata":{"annotations":{"latticekeep.dev/owner":"x"}}}`, importCanary), true, `does not take the annotation "latticekeep.dev/owner"`},
 		"a patch":              {c.manifest("shop", "a", "none", `{"metadata":{"annotations":{"sealedsecrets.bitnami.com/patch":"true"}}}`, importCanary), true, "merged into a Secret of others"},

@@ -16,6 +16,7 @@ import (
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 )
 
 // maxInput is the maximum size in bytes of a file or of standard input.
@@ -132,17 +133,17 @@ func decodeObject(doc []byte, register func(*runtime.Scheme) error) (runtime.Obj
 // yamlLine matches the line number in an error of a YAML parser.
 var yamlLine = regexp.MustCompile(`line [0-9]+`)
 
-// decodeSealedCredential returns nil for an object of another kind. Its errors quote nothing from
-// other objects, which may be plain Secrets.
-func decodeSealedCredential(doc []byte) (*v1alpha1.SealedCredential, error) {
-	obj, kind, err := decodeObject(doc, v1alpha1.AddToScheme)
+// decodeSealedCredential decodes an object of either version. It returns nil for an object of
+// another kind. Its errors quote nothing from other objects, which may be plain Secrets.
+func decodeSealedCredential(doc []byte) (*v1beta1.SealedCredential, error) {
+	obj, kind, err := decodeObject(doc, func(s *runtime.Scheme) error { return errors.Join(v1beta1.AddToScheme(s), v1alpha1.AddToScheme(s)) })
 	switch {
 	case runtime.IsMissingKind(err), runtime.IsMissingVersion(err):
 		return nil, errors.New("has no apiVersion and kind") // the cause would quote the document
-	case runtime.IsNotRegisteredError(err) && kind != nil && kind.Group != v1alpha1.GroupVersion.Group:
+	case runtime.IsNotRegisteredError(err) && kind != nil && kind.Group != v1beta1.GroupVersion.Group:
 		return nil, nil
 	case runtime.IsNotRegisteredError(err):
-		return nil, fmt.Errorf("is not of a kind that this program knows: it reads %s %s", v1alpha1.GroupVersion, v1alpha1.KindSealedCredential)
+		return nil, fmt.Errorf("is not of a kind that this program knows: it reads %s %s", v1beta1.GroupVersion, v1beta1.KindSealedCredential)
 	case err != nil && kind == nil:
 		// The document may be anything because even its kind is unreadable. The parser's message
 		// would quote from it, so only the line number is kept.
@@ -154,9 +155,11 @@ func decodeSealedCredential(doc []byte) (*v1alpha1.SealedCredential, error) {
 	case err != nil:
 		return nil, err
 	}
-	sc, ok := obj.(*v1alpha1.SealedCredential)
-	if !ok {
-		return nil, errors.New("is a list: give the objects themselves")
+	switch sc := obj.(type) {
+	case *v1beta1.SealedCredential:
+		return sc, nil
+	case *v1alpha1.SealedCredential:
+		return sc.Current(), nil
 	}
-	return sc, nil
+	return nil, errors.New("is a list: give the objects themselves")
 }

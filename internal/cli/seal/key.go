@@ -37,7 +37,7 @@ const (
 func (o *sealOptions) keyFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&o.keyFile, "key", "", "file with the sealing key document")
-	f.StringVar(&o.url, "url", "", "server to fetch the sealing key document from (environment: LATTICEKEEP_URL)")
+	command.RegisterURL(f, &o.url, "server to fetch the sealing key document from")
 	f.BoolVar(&o.fromCluster, "from-cluster", false, "read the sealing key document from the cluster")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig for --from-cluster (default: KUBECONFIG, then ~/.kube/config)")
 	f.StringVar(&o.keyNamespace, "key-namespace", "latticekeep-system", "namespace of the operator for --from-cluster")
@@ -57,9 +57,7 @@ func (o *sealOptions) document(ctx context.Context) (sealing.Document, error) {
 	}
 
 	if o.url == "" && !o.fromCluster {
-		if o.url = os.Getenv("LATTICEKEEP_URL"); o.url == "" {
-			return sealing.Document{}, command.UsageError("one of --key, --url and --from-cluster is needed, or LATTICEKEEP_URL")
-		}
+		return sealing.Document{}, command.UsageError("one of --key, --url and --from-cluster is needed, or " + command.URLVariable)
 	}
 	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
 	defer cancel()

@@ -12,7 +12,7 @@ import (
 	"go.yaml.in/yaml/v3"
 	"k8s.io/apimachinery/pkg/api/equality"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/internal/durable"
 )
 
@@ -29,11 +29,11 @@ type manifests struct {
 // manifest is one document.
 type manifest struct {
 	root *yaml.Node
-	obj  *v1alpha1.SealedCredential // intended content after the edits; nil for other kinds
+	obj  *v1beta1.SealedCredential // intended content after the edits; nil for other kinds
 }
 
 // title returns the name of an object for messages.
-func title(obj *v1alpha1.SealedCredential) string {
+func title(obj *v1beta1.SealedCredential) string {
 	if obj.Namespace == "" {
 		return obj.Name
 	}
@@ -167,7 +167,7 @@ func plain(text string) (string, error) {
 
 // add adds a value to spec.sealed.values after the last one. Every value must be on lines of its
 // own.
-func (m *manifests) add(d *manifest, key string, v v1alpha1.SealedValue) error {
+func (m *manifests) add(d *manifest, key string, v v1beta1.SealedValue) error {
 	values, err := d.at("values")
 	if err != nil {
 		return err
@@ -265,9 +265,9 @@ func (m *manifests) write() error {
 }
 
 // scopeOf returns the scope, or the API server's default.
-func scopeOf(sealed *v1alpha1.Sealed) v1alpha1.Scope {
+func scopeOf(sealed *v1beta1.Sealed) v1beta1.Scope {
 	if sealed.Scope == "" {
-		return v1alpha1.ScopeStrict
+		return v1beta1.ScopeStrict
 	}
 	return sealed.Scope
 }

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/internal/cli/command"
 	"github.com/latticekeep/latticekeep/internal/sealing"
 )
@@ -102,7 +102,7 @@ func (o *sealOptions) choose(m *manifests, r sealing.Request) (*manifest, error)
 }
 
 // contradiction returns an error if a flag contradicts the manifest.
-func contradiction(obj *v1alpha1.SealedCredential, r sealing.Request) error {
+func contradiction(obj *v1beta1.SealedCredential, r sealing.Request) error {
 	switch {
 	case r.Name != "" && r.Name != obj.Name:
 		return errors.New("the manifest is for another name than the one given")
@@ -119,7 +119,7 @@ func contradiction(obj *v1alpha1.SealedCredential, r sealing.Request) error {
 }
 
 // merge prepares the edits that add values to a document.
-func (m *manifests) merge(d *manifest, values map[string]v1alpha1.SealedValue) (replaced, added []string, err error) {
+func (m *manifests) merge(d *manifest, values map[string]v1beta1.SealedValue) (replaced, added []string, err error) {
 	merged := d.obj.DeepCopy()
 	for _, key := range slices.Sorted(maps.Keys(values)) {
 		v := values[key]

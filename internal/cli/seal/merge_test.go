@@ -16,7 +16,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 	"sigs.k8s.io/yaml"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/internal/durable"
 	"github.com/latticekeep/latticekeep/internal/envelope"
 	"github.com/latticekeep/latticekeep/internal/sealing"
@@ -24,7 +24,7 @@ import (
 )
 
 // goldenSealed returns a manifest that is sealed for the golden sealing key.
-func goldenSealed(name string, values ...string) *v1alpha1.SealedCredential {
+func goldenSealed(name string, values ...string) *v1beta1.SealedCredential {
 	seed := make([]byte, 32)
 	for i := range seed {
 		seed[i] = byte(i)
@@ -46,10 +46,10 @@ func goldenSealed(name string, values ...string) *v1alpha1.SealedCredential {
 
 // byHand formats a manifest as a person might, with comments, in another order and with some
 // quotes.
-func byHand(obj *v1alpha1.SealedCredential) string {
+func byHand(obj *v1beta1.SealedCredential) string {
 	var b strings.Builder
 	sealed := obj.Spec.Sealed
-	fmt.Fprintf(&b, "# why it is here\nkind: SealedCredential # ours\napiVersion: %s\nmetadata: {name: %s, namespace: \"shop\"}\n\n\nspec:\n", v1alpha1.GroupVersion, obj.Name)
+	fmt.Fprintf(&b, "# why it is here\nkind: SealedCredential # ours\napiVersion: %s\nmetadata: {name: %s, namespace: \"shop\"}\n\n\nspec:\n", v1beta1.GroupVersion, obj.Name)
 	fmt.Fprintf(&b, "    sealed:\n        scope:   Strict\n        values:\n")
 	for _, k := range slices.Sorted(maps.Keys(sealed.Values)) {
 		v := sealed.Values[k]
@@ -111,6 +111,7 @@ func TestAnEditChangesNothingButWhatWasMeant(t *testing.T) {
 	for name, text := range map[string]string{
 		"as seal writes it":     string(plainYAML),
 		"by hand":               hand,
+		"the version before":    strings.Replace(hand, "/v1beta1", "/v1alpha1", 1),
 		"with Windows' breaks":  strings.ReplaceAll(hand, "\n", "\r\n"),
 		"no break at the end":   strings.TrimSuffix(moveValuesLast(hand), "\n"),
 		"a document before":     "# first\n---\nkind: Secret\napiVersion: v1\n---\n" + hand,

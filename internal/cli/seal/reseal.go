@@ -11,7 +11,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/api/client"
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/internal/cli/command"
 	"github.com/latticekeep/latticekeep/internal/config"
 	"github.com/latticekeep/latticekeep/internal/envelope"
@@ -134,7 +134,7 @@ func (o *resealOptions) document(ctx context.Context, c *client.V2, m *manifests
 	return nil
 }
 
-func resealRequest(obj *v1alpha1.SealedCredential) v2.ResealRequest {
+func resealRequest(obj *v1beta1.SealedCredential) v2.ResealRequest {
 	sealed := obj.Spec.Sealed
 	scope := v2.SealedValuesScope(scopeOf(sealed))
 	r := v2.ResealRequest{Name: obj.Name, CredentialType: obj.Spec.CredentialType, Sealed: v2.SealedValues{
@@ -156,24 +156,24 @@ var errAnswer = errors.New("the server's answer is not for the same scope, data 
 
 // resealed returns obj with the values of an answer. It first checks that they are for the key to
 // and that everything else is unchanged.
-func resealed(obj *v1alpha1.SealedCredential, answer v2.SealedValues, to *envelope.SealingPublicKey) (*v1alpha1.SealedCredential, error) {
+func resealed(obj *v1beta1.SealedCredential, answer v2.SealedValues, to *envelope.SealingPublicKey) (*v1beta1.SealedCredential, error) {
 	was := obj.Spec.Sealed
-	scope := v1alpha1.ScopeStrict
+	scope := v1beta1.ScopeStrict
 	if answer.Scope != nil {
-		scope = v1alpha1.Scope(*answer.Scope)
+		scope = v1beta1.Scope(*answer.Scope)
 	}
 	if answer.KeyId != to.ID() || answer.Suite != string(to.Suite()) || int32(answer.Version) != was.Version || scope != scopeOf(was) ||
 		len(answer.Values) != len(was.Values) {
 		return nil, errAnswer
 	}
 	again := obj.DeepCopy()
-	again.Spec.Sealed.KeyID, again.Spec.Sealed.Suite = answer.KeyId, v1alpha1.Suite(answer.Suite)
+	again.Spec.Sealed.KeyID, again.Spec.Sealed.Suite = answer.KeyId, v1beta1.Suite(answer.Suite)
 	for key, before := range was.Values {
 		v, ok := answer.Values[key]
 		if !ok || !v.SealedAt.Equal(before.SealedAt.Time) {
 			return nil, errAnswer
 		}
-		again.Spec.Sealed.Values[key] = v1alpha1.SealedValue{SealedAt: metav1.Time{Time: before.SealedAt.Time}, Data: v.Data}
+		again.Spec.Sealed.Values[key] = v1beta1.SealedValue{SealedAt: metav1.Time{Time: before.SealedAt.Time}, Data: v.Data}
 	}
 	if len(sealing.Validate(again, sealing.Expect{Key: to})) > 0 {
 		return nil, errAnswer

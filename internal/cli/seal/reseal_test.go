@@ -12,7 +12,7 @@ import (
 	"time"
 
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/internal/cli/command"
 	"github.com/latticekeep/latticekeep/internal/dualsig"
 	"github.com/latticekeep/latticekeep/internal/envelope"
@@ -44,7 +44,7 @@ func TestAnAnswerThatIsNotForTheSameThingsIsRefused(t *testing.T) {
 		answer.KeyId, answer.Suite = newest.Public().ID(), string(newest.Public().Suite())
 		return answer
 	}
-	if again, err := resealed(obj, good(), newest.Public()); err != nil || again.Spec.Sealed.Scope != v1alpha1.ScopeStrict {
+	if again, err := resealed(obj, good(), newest.Public()); err != nil || again.Spec.Sealed.Scope != v1beta1.ScopeStrict {
 		t.Fatal(err)
 	}
 	value := func(s *v2.SealedValues, f func(*v2.SealedValue)) {

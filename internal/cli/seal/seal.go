@@ -3,12 +3,12 @@
 package seal
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"fmt"
 	"io"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -16,7 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/internal/cli/command"
 	"github.com/latticekeep/latticekeep/internal/config"
 	"github.com/latticekeep/latticekeep/internal/sealing"
@@ -40,7 +40,7 @@ for the same key: latticekeep reseal moves it to the newest one. Comments, order
 
 A Secret manifest becomes an object whose target is the same Secret: its name, type, labels and annotations. The command
 names and leaves out what a target cannot have. A Secret that exists is taken over only when it is annotated with
-` + v1alpha1.AnnotationAdopt + `: NAME-OF-THE-OBJECT. With --no-target the object has none. A manifest of several Secrets becomes several
+` + v1beta1.AnnotationAdopt + `: NAME-OF-THE-OBJECT. With --no-target the object has none. A manifest of several Secrets becomes several
 objects.
 
 The sealing key comes from a key file, which is trusted as it is, or is fetched from the server or the cluster and then
@@ -64,8 +64,8 @@ file ` + identityFile + ` ("identity: FINGERPRINT") in the folder of -f or --mer
 	f.StringVar(&o.name, "name", "", "name of the object (default: the Secret manifest's)")
 	f.StringVar(&o.namespace, "namespace", "", "namespace of the object (default: the Secret manifest's)")
 	f.StringVar(&o.credentialType, "type", "", "credential type, such as database")
-	command.Int(cmd, &o.ttlDays, "ttl-days", 1, v1alpha1.MaxTTLDays, "days the vault entry lives after each rotation, 1 to 3650 (default 90)")
-	f.StringVar(&o.scope, "scope", string(v1alpha1.ScopeStrict), "where the values open: Strict (this object), Namespace or Cluster")
+	command.Int(cmd, &o.ttlDays, "ttl-days", 1, v1beta1.MaxTTLDays, "days the vault entry lives after each rotation, 1 to 3650 (default 90)")
+	f.StringVar(&o.scope, "scope", string(v1beta1.ScopeStrict), "where the values open: Strict (this object), Namespace or Cluster")
 	f.StringArrayVar(&o.literals, "from-literal", nil, "`KEY=VALUE`; visible in history and process lists, prefer a file")
 	f.StringArrayVar(&o.files, "from-file", nil, "`[KEY=]PATH`; the key is the file's name by default, and KEY=- reads standard input")
 	f.StringVarP(&o.manifest, "filename", "f", "", "v1 Secret manifest, - for standard input")
@@ -90,6 +90,7 @@ func (o *sealOptions) run(ctx context.Context, stdin io.Reader, stdout, stderr i
 	if err != nil {
 		return err
 	}
+	var manifests, notes bytes.Buffer // written together, so that a mistake in one Secret writes none
 	for i, r := range all {
 		obj, err := sealing.Seal(doc.Key(), r.Request, time.Now())
 		if err != nil {
@@ -106,24 +107,24 @@ func (o *sealOptions) run(ctx context.Context, stdin io.Reader, stdout, stderr i
 			return fmt.Errorf("encoding manifest: %w", err)
 		}
 		if i > 0 {
-			text = slices.Concat([]byte("---\n"), text)
+			manifests.WriteString("---\n")
 		}
-		if _, err := stdout.Write(text); err != nil {
-			return err
-		}
+		manifests.Write(text)
 		for _, why := range r.left {
-			if _, err := fmt.Fprintf(stderr, "%s: left out of spec.target: %v\n", r.Name, why); err != nil {
-				return err
-			}
+			fmt.Fprintf(&notes, "%s: left out of spec.target: %v\n", r.Name, why)
 		}
 	}
-	return nil
+	if _, err := manifests.WriteTo(stdout); err != nil {
+		return err
+	}
+	_, err = notes.WriteTo(stderr)
+	return err
 }
 
 // request is an object to seal. left names what of its Secret manifest is left out of the target.
 type request struct {
 	sealing.Request
-	target *v1alpha1.Target
+	target *v1beta1.Target
 	left   []error
 }
 
@@ -181,7 +182,7 @@ func (o *sealOptions) request(s *corev1.Secret, read func(path string) ([]byte, 
 		Namespace:      o.namespace,
 		Name:           o.name,
 		CredentialType: o.credentialType,
-		Scope:          v1alpha1.Scope(o.scope),
+		Scope:          v1beta1.Scope(o.scope),
 		Values:         make(map[string]secret.Bytes),
 	}}
 	if o.ttlDays != nil {

@@ -9,7 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/internal/sealedsecrets"
 	"github.com/latticekeep/latticekeep/internal/sealing"
 )
@@ -28,30 +28,22 @@ func targetType(t corev1.SecretType, field string) error {
 
 // targetOfSecret describes s, so that the operator makes the same Secret again. left names the parts
 // that a target cannot have.
-func targetOfSecret(s *corev1.Secret) (target *v1alpha1.Target, left []error) {
+func targetOfSecret(s *corev1.Secret) (target *v1beta1.Target, left []error) {
 	if err := targetType(s.Type, "type"); err != nil {
 		return nil, []error{err}
 	}
-	target = &v1alpha1.Target{Name: s.Name}
+	target = &v1beta1.Target{Name: s.Name}
 	if s.Type != corev1.SecretTypeOpaque {
-		target.Type = v1alpha1.SecretType(s.Type)
+		target.Type = v1beta1.SecretType(s.Type)
 	}
 	var lost []error
-	target.Labels, lost = allowed("metadata", "label", s.Labels, maxLabel)
+	target.Labels, lost = allowed("metadata", "label", s.Labels, v1beta1.MaxLabelBytes)
 	left = append(left, lost...)
-	target.Annotations, lost = allowed("metadata", "annotation", s.Annotations, v1alpha1.MaxAnnotationBytes)
+	target.Annotations, lost = allowed("metadata", "annotation", s.Annotations, v1beta1.MaxAnnotationBytes)
 	left = append(left, lost...)
-	if s.Immutable != nil && *s.Immutable {
-		left = append(left, errors.New("immutable: a target is never immutable, since it follows the rotation"))
-	}
+	target.Immutable = s.Immutable != nil && *s.Immutable
 	return target, left
 }
-
-// Bounds of the schema, in bytes.
-const (
-	maxMetadataKey = 317 // key of a label or annotation, with its prefix
-	maxLabel       = 63
-)
 
 // allowed returns the labels or annotations that a target may have. left names the others, except
 // those that only kubectl, Sealed Secrets or this program reads.
@@ -60,11 +52,11 @@ func allowed(field, kind string, all map[string]string, maxValue int) (kept map[
 		switch {
 		case strings.HasPrefix(k, sealedsecrets.Domain), k == corev1.LastAppliedConfigAnnotation:
 			continue
-		case len(k) > maxMetadataKey || len(all[k]) > maxValue || sealing.Reserved(k, kind == "label"):
+		case len(k) > v1beta1.MaxMetadataKeyBytes || len(all[k]) > maxValue || sealing.Reserved(k, kind == "label"):
 			left = append(left, fmt.Errorf("%s: a target does not take the %s %.100q", field, kind, k))
 			continue
-		case len(kept) == v1alpha1.MaxMetadata:
-			left = append(left, fmt.Errorf("%s: a target takes only %d %ss, without %.100q", field, v1alpha1.MaxMetadata, kind, k))
+		case len(kept) == v1beta1.MaxMetadata:
+			left = append(left, fmt.Errorf("%s: a target takes only %d %ss, without %.100q", field, v1beta1.MaxMetadata, kind, k))
 			continue
 		case kept == nil:
 			kept = make(map[string]string)

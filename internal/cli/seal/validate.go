@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/internal/cli/command"
 	"github.com/latticekeep/latticekeep/internal/sealing"
 )
@@ -24,7 +24,8 @@ func NewValidateCommand() *cobra.Command {
 		Use:   "validate",
 		Short: "Check SealedCredential manifests offline",
 		Long: `Validate checks without a server that SealedCredential manifests are well-formed and, as far as flags say what they are
-for, that they are for this namespace, name, scope and sealing key. Documents of other kinds are skipped.
+for, that they are for this namespace, name, scope and sealing key. Documents of other kinds are skipped. An annotation
+that begins with latticekeep.dev/ and has no meaning is a warning.
 
 Whether a value opens, and what it was bound to when it was sealed, only the vault can tell: the object's Stalled
 condition says so after it has been applied.`,
@@ -44,9 +45,9 @@ condition says so after it has been applied.`,
 }
 
 func (o *validateOptions) run(stdin io.Reader, stdout, stderr io.Writer) error {
-	want := sealing.Expect{Namespace: o.namespace, Name: o.name, Scope: v1alpha1.Scope(o.scope), Now: time.Now()}
+	want := sealing.Expect{Namespace: o.namespace, Name: o.name, Scope: v1beta1.Scope(o.scope), Now: time.Now()}
 	switch want.Scope {
-	case "", v1alpha1.ScopeStrict, v1alpha1.ScopeNamespace, v1alpha1.ScopeCluster:
+	case "", v1beta1.ScopeStrict, v1beta1.ScopeNamespace, v1beta1.ScopeCluster:
 	default:
 		return command.UsageError("--scope is Strict, Namespace or Cluster")
 	}
@@ -88,6 +89,11 @@ func (o *validateOptions) run(stdin io.Reader, stdout, stderr io.Writer) error {
 		wrong := sealing.Validate(sc, want)
 		for _, p := range wrong {
 			problems = append(problems, fmt.Errorf("document %d (%s): %s", i+1, title, p))
+		}
+		for _, p := range sealing.Warnings(sc) {
+			if _, err := fmt.Fprintf(stderr, "warning: document %d (%s): %s\n", i+1, title, p); err != nil {
+				return err
+			}
 		}
 		if len(wrong) > 0 {
 			continue
