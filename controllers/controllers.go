@@ -21,11 +21,13 @@
 // into target Secrets, and hashes of values nowhere. An author's mistake becomes a condition; only
 // failures of the vault or the API server are retried.
 //
-// The operator does not list or watch Secrets, serves no endpoint, and opens no port. It elects a
-// leader only with Options.Elect.
+// The operator lists and watches no Secrets, except the metadata of those in namespaces of
+// Rights.WatchSecrets. It serves no endpoint and opens no port. It elects a leader only with
+// Options.Elect.
 package controllers
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -53,7 +55,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/controllers/cluster"
 	"github.com/latticekeep/latticekeep/controllers/credential"
 	"github.com/latticekeep/latticekeep/controllers/requeue"
@@ -66,13 +68,15 @@ import (
 )
 
 // These are the operator's rights. It watches SealedCredentials, the metadata of namespaces and one
-// ConfigMap, and reads Secrets one at a time. It patches statuses and finalizers. The HTTP service
-// in the same process reviews the tokens and rights of callers from the cluster.
+// ConfigMap, and reads Secrets one at a time. With WatchSecrets it needs a Role with list and watch
+// of Secrets in each of the namespaces, which no marker can name. It patches statuses and finalizers.
+// The HTTP service in the same process reviews the tokens and rights of callers from the cluster.
 //
 // +kubebuilder:rbac:groups=latticekeep.dev,resources=sealedcredentials,verbs=get;list;watch;patch
 // +kubebuilder:rbac:groups=latticekeep.dev,resources=sealedcredentials/status,verbs=patch
 // +kubebuilder:rbac:groups="",resources=namespaces,verbs=get;list;watch
-// +kubebuilder:rbac:groups="",resources=secrets,verbs=get;create;update;delete
+// +kubebuilder:rbac:groups="",resources=secrets,verbs=get;create;update;patch;delete
+// +kubebuilder:rbac:groups=admissionregistration.k8s.io,resources=validatingadmissionpolicies;validatingadmissionpolicybindings,verbs=get,resourceNames=latticekeep-adopt
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,verbs=create;patch
 // +kubebuilder:rbac:groups=authentication.k8s.io,resources=tokenreviews,verbs=create
 // +kubebuilder:rbac:groups=authorization.k8s.io,resources=subjectaccessreviews,verbs=create
@@ -94,24 +98,34 @@ const DefaultNamespace = "latticekeep-system"
 // share commits of the store.
 const DefaultWorkers = 16
 
+// DefaultLooksPerMinute is how many target Secrets a minute the operator looks at unasked by
+// default.
+const DefaultLooksPerMinute = 2000
+
+// Tenants maps existing namespaces to existing tenants. Every other namespace is a tenant of its own,
+// created with its first object.
+type Tenants struct {
+	Names map[string]authz.TenantID // keyed by name: the first namespace of that name, which must exist
+	UIDs  map[string]authz.TenantID // keyed by UID, for example a namespace that was made again
+}
+
 // Options configures [Run]. Vault, Identity and Keys are required and belong to one store.
 type Options struct {
 	Vault    *vault.Vault
 	Identity *identity.Service
 	Keys     *keyring.Ring
 
-	// Tenants maps existing namespaces to existing tenants. Every other namespace is a tenant of
-	// its own, created with its first object. The mapped namespaces must exist.
-	Tenants map[string]authz.TenantID
+	// Tenants says which namespaces are part of existing tenants.
+	Tenants Tenants
 	// Namespace is where the sealing key is published, which claims the cluster; default
 	// DefaultNamespace. The operator creates it if it is missing and its rights allow that.
 	Namespace string
 	// Policy is what the deployment allows of objects, in addition to the CRD's rules.
 	Policy sealing.Policy
-	// Workers is how many objects are reconciled at the same time; default DefaultWorkers.
-	Workers int
-	// RestartWorkloads restarts annotated workloads when values change. It needs more rights.
-	RestartWorkloads bool
+	// Pace is how much work the operator does at a time.
+	Pace Pace
+	// Rights is what the operator does with more rights than its usual role has.
+	Rights Rights
 	// Elect makes the operators that share a store elect the active one with a Lease; the others
 	// wait. Two that are active at once do no harm: the store and the API server both compare
 	// versions before they accept a change.
@@ -124,6 +138,24 @@ type Options struct {
 	Tracer       trace.Tracer     // makes a span for each reconcile; nil: none
 	Logger       *slog.Logger     // default slog.Default()
 	Now          func() time.Time // the clock of the vault; default time.Now
+}
+
+// Rights is what the operator does with more rights than its usual role has.
+type Rights struct {
+	// RestartWorkloads restarts annotated workloads when values change.
+	RestartWorkloads bool
+	// WatchSecrets are namespaces whose Secrets the operator may list and watch. It mends their
+	// targets as soon as they change.
+	WatchSecrets []string
+}
+
+// Pace is how much work the operator does at a time. Zero means the default.
+type Pace struct {
+	// Workers is how many objects are reconciled at the same time; default DefaultWorkers.
+	Workers int
+	// LooksPerMinute is how many target Secrets a minute the operator looks at unasked, above all
+	// after a start; default DefaultLooksPerMinute.
+	LooksPerMinute int
 }
 
 // Run runs the operator against the cluster of cfg until ctx ends, and returns nil once the
@@ -140,9 +172,8 @@ func Run(ctx context.Context, cfg *rest.Config, o Options) error {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	if o.Workers == 0 {
-		o.Workers = DefaultWorkers
-	}
+	o.Pace.Workers = cmp.Or(o.Pace.Workers, DefaultWorkers)
+	o.Pace.LooksPerMinute = cmp.Or(o.Pace.LooksPerMinute, DefaultLooksPerMinute)
 	if o.Metrics == nil {
 		o.Metrics = NewMetrics()
 	}
@@ -153,7 +184,7 @@ func Run(ctx context.Context, cfg *rest.Config, o Options) error {
 	if err != nil {
 		return fmt.Errorf("setting up operator: %w", err)
 	}
-	defer o.Metrics.use(nil, nil)
+	defer o.Metrics.use(nil)
 	defer o.View.use(nil)
 	if err := mgr.Start(ctx); err != nil {
 		return fmt.Errorf("running operator: %w", err)
@@ -183,10 +214,13 @@ func setUp(ctx context.Context, cfg *rest.Config, o Options) (manager.Manager, e
 	if err := cluster.AddPublisher(ctx, mgr, o.Keys, o.Namespace, o.Now); err != nil {
 		return nil, err
 	}
+	if err := checkWatch(ctx, mgr, o.Rights.WatchSecrets); err != nil {
+		return nil, err
+	}
 	if err := addSealedCredentials(ctx, mgr, o, clusterID); err != nil {
 		return nil, err
 	}
-	if o.RestartWorkloads {
+	if o.Rights.RestartWorkloads {
 		if err := restart.Add(mgr, o.Now); err != nil {
 			return nil, err
 		}
@@ -200,9 +234,9 @@ func checkCRD(ctx context.Context, cfg *rest.Config) error {
 	if err != nil {
 		return err
 	}
-	_, err = d.ServerResourcesForGroupVersionWithContext(ctx, v1alpha1.GroupVersion.String())
+	_, err = d.ServerResourcesForGroupVersionWithContext(ctx, v1beta1.GroupVersion.String())
 	if apierrors.IsNotFound(err) {
-		return errors.New("the cluster does not know SealedCredential: install it with `kubectl apply -k config/crd`")
+		return errors.New("the cluster does not know SealedCredential of " + v1beta1.GroupVersion.String() + ": run `latticekeep crd apply`, or `kubectl apply -k config/crd`")
 	}
 	if err != nil {
 		return fmt.Errorf("asking the API server for its resources (is it up, and does the kubeconfig name it?): %w", err)
@@ -210,14 +244,33 @@ func checkCRD(ctx context.Context, cfg *rest.Config) error {
 	return nil
 }
 
+// checkWatch returns an error that names the remedy if the operator may not list the Secrets of one of
+// the namespaces.
+func checkWatch(ctx context.Context, mgr manager.Manager, namespaces []string) error {
+	for _, namespace := range namespaces {
+		list := new(metav1.PartialObjectMetadataList)
+		list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("SecretList"))
+		err := mgr.GetAPIReader().List(ctx, list, client.InNamespace(namespace), client.Limit(1))
+		if apierrors.IsForbidden(err) {
+			return fmt.Errorf("the operator may not list Secrets in the namespace %s, which kubernetes.watchSecrets names: "+
+				"give its ServiceAccount a Role there with list and watch of secrets, as the chart does, or take the namespace from the list", namespace)
+		}
+		if err != nil {
+			return fmt.Errorf("listing Secrets: %w", err)
+		}
+	}
+	return nil
+}
+
 // newManager returns a manager that caches SealedCredentials, the metadata of namespaces and one
-// ConfigMap, and with RestartWorkloads the metadata of workloads. It never caches a Secret.
+// ConfigMap, and with more rights the metadata of workloads and of Secrets in some namespaces. It
+// never caches the data of a Secret.
 func newManager(cfg *rest.Config, o Options) (manager.Manager, error) {
 	cfg = rest.CopyConfig(cfg)
 	cfg.QPS = -1 // the API server's own priority and fairness is the limit
 
 	scheme := runtime.NewScheme()
-	if err := v1alpha1.AddToScheme(scheme); err != nil {
+	if err := v1beta1.AddToScheme(scheme); err != nil {
 		return nil, err
 	}
 	if err := corev1.AddToScheme(scheme); err != nil {
@@ -235,6 +288,19 @@ func newManager(cfg *rest.Config, o Options) (manager.Manager, error) {
 			return nil, err
 		}
 	}
+	byObject := map[client.Object]cache.ByObject{
+		&v1beta1.SealedCredential{}: {},
+		&corev1.ConfigMap{}: {Namespaces: map[string]cache.Config{
+			o.Namespace: {FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, cluster.SealingKeyConfigMap)},
+		}},
+	}
+	if len(o.Rights.WatchSecrets) > 0 {
+		secrets := cache.ByObject{Namespaces: make(map[string]cache.Config)}
+		for _, namespace := range o.Rights.WatchSecrets {
+			secrets.Namespaces[namespace] = cache.Config{}
+		}
+		byObject[&corev1.Secret{}] = secrets
+	}
 	skipNames := true // Run may be called again in the same process
 	return manager.New(cfg, manager.Options{
 		LeaderElection:                      o.Elect,
@@ -247,12 +313,7 @@ func newManager(cfg *rest.Config, o Options) (manager.Manager, error) {
 		Cache: cache.Options{
 			DefaultTransform:            dropUnread,
 			ReaderFailOnMissingInformer: true,
-			ByObject: map[client.Object]cache.ByObject{
-				&v1alpha1.SealedCredential{}: {},
-				&corev1.ConfigMap{}: {Namespaces: map[string]cache.Config{
-					o.Namespace: {FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, cluster.SealingKeyConfigMap)},
-				}},
-			},
+			ByObject:                    byObject,
 		},
 		Controller: config.Controller{
 			SkipNameValidation:    &skipNames,
@@ -286,7 +347,7 @@ func logLibrariesTo(logger logr.Logger) {
 // mapTenants assigns the configured namespaces to their tenants. A namespace that was deleted and
 // created again is not assigned: it keeps a tenant of its own.
 func mapTenants(ctx context.Context, mgr manager.Manager, o Options, cluster string) error {
-	for name, tenant := range o.Tenants {
+	for name, tenant := range o.Tenants.Names {
 		namespace, err := credential.ReadNamespace(ctx, mgr.GetAPIReader(), name)
 		if err != nil {
 			return fmt.Errorf("reading a namespace that has a tenant configured: %w", err)
@@ -296,6 +357,11 @@ func mapTenants(ctx context.Context, mgr manager.Manager, o Options, cluster str
 			o.Logger.ErrorContext(ctx, "a configured namespace is not part of its tenant", "namespace", name, "tenant", tenant, "error", err)
 		} else if err != nil {
 			return err
+		}
+	}
+	for uid, tenant := range o.Tenants.UIDs {
+		if err := o.Identity.MapNamespaceUID(ctx, cluster, uid, tenant); err != nil {
+			return fmt.Errorf("kubernetes.namespacesByUID: %s: %w", uid, err)
 		}
 	}
 	return nil
@@ -312,23 +378,25 @@ func addSealedCredentials(ctx context.Context, mgr manager.Manager, o Options, c
 	}
 	// An operator that waits for the Lease fills its cache too: users may ask any replica for the
 	// objects.
-	objects, err := mgr.GetCache().GetInformer(ctx, new(v1alpha1.SealedCredential), cache.BlockUntilSynced(false))
+	objects, err := mgr.GetCache().GetInformer(ctx, new(v1beta1.SealedCredential), cache.BlockUntilSynced(false))
 	if err != nil {
 		return err
 	}
 	tenants := credential.NewTenants(mgr.GetClient(), mgr.GetAPIReader(), o.Identity, cluster)
-	o.Metrics.use(mgr.GetClient(), objects.HasSynced)
 	o.View.use(&viewSource{
-		cached: mgr.GetClient(), synced: func() bool { return spaces.HasSynced() && objects.HasSynced() }, tenants: tenants, configured: o.Tenants,
+		cached: mgr.GetClient(), synced: func() bool { return spaces.HasSynced() && objects.HasSynced() }, tenants: tenants, configured: o.Tenants.Names,
+		vault: o.Vault, cluster: cluster,
 	})
 	config := credential.Config{
-		Vault: o.Vault, Keys: o.Keys, Tenants: tenants, Cluster: cluster, Policy: o.Policy, Workers: o.Workers,
+		Vault: o.Vault, Keys: o.Keys, Tenants: tenants, Cluster: cluster, Policy: o.Policy, Workers: o.Pace.Workers, LooksPerMinute: o.Pace.LooksPerMinute, WatchSecrets: len(o.Rights.WatchSecrets) > 0,
 		CountChange: o.Metrics.countChange, Tracer: o.Tracer, Now: o.Now,
 	}
-	if err := credential.Add(mgr, config); err != nil {
+	oldestLook, err := credential.Add(ctx, mgr, config)
+	if err != nil {
 		return err
 	}
-	return credential.AddOrphanSweeper(mgr, config)
+	o.Metrics.use(&objectCache{cached: mgr.GetClient(), synced: objects.HasSynced, oldestLook: oldestLook, now: o.Now})
+	return nil
 }
 
 // LogLibrariesTo sends the logs that client-go and controller-runtime write by themselves to

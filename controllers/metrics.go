@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 )
 
 // Metrics collects the operator's metrics. It outlives one [Run] and reads the cache of the current
@@ -22,12 +22,15 @@ type Metrics struct {
 	changes *prometheus.CounterVec
 	expiry  *prometheus.Desc
 	objects *prometheus.Desc
+	looks   *prometheus.Desc
 }
 
-// objectCache is a cache of SealedCredentials.
+// objectCache is a cache of SealedCredentials, and what their operator knows beside it.
 type objectCache struct {
-	cached client.Reader
-	synced func() bool
+	cached     client.Reader
+	synced     func() bool
+	oldestLook func() time.Time // at a target Secret; zero for none
+	now        func() time.Time
 }
 
 // NewMetrics returns a collector for [Options]. The caller registers it.
@@ -41,6 +44,8 @@ func NewMetrics() *Metrics {
 			"When the vault entry of a SealedCredential ends unless it is rotated, in Unix time.", []string{"namespace", "name"}, nil),
 		objects: prometheus.NewDesc("latticekeep_sealedcredentials",
 			"SealedCredentials by condition and its status.", []string{"condition", "status"}, nil),
+		looks: prometheus.NewDesc("latticekeep_target_oldest_look_seconds",
+			"How long ago the operator looked at the target Secret that it has not looked at for longest.", nil, nil),
 	}
 }
 
@@ -49,6 +54,7 @@ func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 	m.changes.Describe(ch)
 	ch <- m.expiry
 	ch <- m.objects
+	ch <- m.looks
 }
 
 // Collect implements prometheus.Collector.
@@ -71,17 +77,22 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 			ch <- prometheus.MustNewConstMetric(m.expiry, prometheus.GaugeValue, float64(at.Unix()), sc.Namespace, sc.Name)
 		}
 		for _, kind := range []string{
-			v1alpha1.ConditionReady, v1alpha1.ConditionStalled, v1alpha1.ConditionTargetSynced, v1alpha1.ConditionValuesStale, v1alpha1.ConditionExpiring,
+			v1beta1.ConditionReady, v1beta1.ConditionStalled, v1beta1.ConditionTargetSynced, v1beta1.ConditionValuesStale, v1beta1.ConditionExpiring,
 		} {
 			if c := apimeta.FindStatusCondition(sc.Status.Conditions, kind); c != nil {
 				states[state{kind, c.Status}]++
-			} else if kind == v1alpha1.ConditionReady {
+			} else if kind == v1beta1.ConditionReady {
 				states[state{kind, metav1.ConditionUnknown}]++
 			}
 		}
 	}
 	for s, n := range states {
 		ch <- prometheus.MustNewConstMetric(m.objects, prometheus.GaugeValue, float64(n), s.condition, string(s.status))
+	}
+	if of := m.cache.Load(); of != nil {
+		if oldest := of.oldestLook(); !oldest.IsZero() {
+			ch <- prometheus.MustNewConstMetric(m.looks, prometheus.GaugeValue, of.now().Sub(oldest).Seconds())
+		}
 	}
 }
 
@@ -104,23 +115,17 @@ func (m *Metrics) SealingKeyUse(ctx context.Context) (map[string]int, error) {
 	return use, nil
 }
 
-func (m *Metrics) list(ctx context.Context) (*v1alpha1.SealedCredentialList, error) {
+func (m *Metrics) list(ctx context.Context) (*v1beta1.SealedCredentialList, error) {
 	objects := m.cache.Load()
 	if objects == nil || !objects.synced() {
 		return nil, errNotRunning
 	}
-	list := new(v1alpha1.SealedCredentialList)
+	list := new(v1beta1.SealedCredentialList)
 	return list, objects.cached.List(ctx, list, client.UnsafeDisableDeepCopy)
 }
 
 // use sets the cache that metrics are collected from, once that has all objects; nil for none.
-func (m *Metrics) use(cached client.Reader, synced func() bool) {
-	if cached == nil {
-		m.cache.Store(nil)
-		return
-	}
-	m.cache.Store(&objectCache{cached, synced})
-}
+func (m *Metrics) use(of *objectCache) { m.cache.Store(of) }
 
 // countChange counts a stored version.
 func (m *Metrics) countChange(change string) { m.changes.WithLabelValues(change).Inc() }

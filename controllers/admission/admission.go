@@ -39,10 +39,12 @@ import (
 	admissionv1 "k8s.io/api/admission/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/json"
 	"sigs.k8s.io/controller-runtime/pkg/webhook/admission"
 
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/internal/fair"
 	"github.com/latticekeep/latticekeep/internal/quota"
 	"github.com/latticekeep/latticekeep/internal/sealing"
@@ -283,10 +285,19 @@ func parse(body []byte) (*admissionv1.AdmissionReview, error) {
 	return review, nil
 }
 
-var (
-	ourKind     = metav1.GroupVersionKind{Group: v1alpha1.GroupVersion.Group, Version: v1alpha1.GroupVersion.Version, Kind: v1alpha1.KindSealedCredential}
-	ourResource = metav1.GroupVersionResource{Group: v1alpha1.GroupVersion.Group, Version: v1alpha1.GroupVersion.Version, Resource: "sealedcredentials"}
-)
+const ourResource = "sealedcredentials"
+
+// ours reports whether a request is about a SealedCredential in a version that this program knows. The rules of the
+// configuration name the versions, so an object comes in the one that its author wrote. Their fields are the same.
+func ours(r *admissionv1.AdmissionRequest) bool {
+	for _, v := range []schema.GroupVersion{v1beta1.GroupVersion, v1alpha1.GroupVersion} {
+		if r.Kind == (metav1.GroupVersionKind{Group: v.Group, Version: v.Version, Kind: v1beta1.KindSealedCredential}) &&
+			r.Resource == (metav1.GroupVersionResource{Group: v.Group, Version: v.Version, Resource: ourResource}) {
+			return true
+		}
+	}
+	return false
+}
 
 // sourceOf returns the address of the connection. It ignores what headers say about the address.
 func sourceOf(r *http.Request) string {
@@ -298,9 +309,9 @@ func sourceOf(r *http.Request) string {
 
 // judge returns the answer to a request from source, and the verdict.
 func (w *Webhook) judge(ctx context.Context, source string, r *admissionv1.AdmissionRequest) (response admission.Response, verdict string) {
-	if r.Resource != ourResource || r.Kind != ourKind {
+	if !ours(r) {
 		return admission.Errored(http.StatusBadRequest,
-			fmt.Errorf("this webhook is for %s of %s: correct the rules of its configuration", ourResource.Resource, v1alpha1.GroupVersion)), refused
+			fmt.Errorf("this webhook is for %s of %s and %s: correct the rules of its configuration", ourResource, v1beta1.GroupVersion, v1alpha1.GroupVersion.Version)), refused
 	}
 	if r.SubResource != "" || r.Operation != admissionv1.Create && r.Operation != admissionv1.Update {
 		return admission.Allowed(""), passed
@@ -316,9 +327,24 @@ func (w *Webhook) judge(ctx context.Context, source string, r *admissionv1.Admis
 		w.logger.Info("a SealedCredential was denied", "namespace", after.Namespace, "name", after.Name, "code", "malformed")
 		return admission.Denied(text(found)), denied
 	}
+	allow := func(verdict string, warnings ...string) (admission.Response, string) {
+		for _, p := range sealing.Warnings(after) {
+			warnings = append(warnings, p.String())
+		}
+		for i, w := range warnings {
+			warnings[i] = "latticekeep: " + w
+		}
+		return admission.Allowed("").WithWarnings(warnings...), verdict
+	}
 	question := questionOf(after)
-	if before != nil && reflect.DeepEqual(questionOf(before), question) {
-		return admission.Allowed(""), accepted // the question to the vault has not changed
+	if before != nil {
+		if reflect.DeepEqual(questionOf(before), question) {
+			return allow(accepted) // the question to the vault has not changed
+		}
+		question.Uid = new(string(before.UID))
+		if equality.Semantic.DeepEqual(before.Spec.Sealed, after.Spec.Sealed) {
+			question.AllowOlder = new(true) // the values are not what changes
+		}
 	}
 	if u := w.questions.Take(source, maxQuestions); u.Exceeded {
 		w.logger.Warn("an address has the vault asked too often, a SealedCredential is denied until later", "source", source)
@@ -334,13 +360,14 @@ func (w *Webhook) judge(ctx context.Context, source string, r *admissionv1.Admis
 		}
 		w.logger.Log(ctx, level, "the vault could not be asked, a SealedCredential is admitted unchecked",
 			"namespace", after.Namespace, "name", after.Name, "cause", trouble.cause, "err", trouble.err)
-		return admission.Allowed("").WithWarnings("latticekeep: " + trouble.warning +
-			", so the values were not checked; the condition Ready of the object will say whether they can be used"), unchecked
+		return allow(unchecked, trouble.warning+", so the values were not checked; the condition Ready of the object will say whether they can be used")
 	case !answer.Accepted:
 		w.logger.Info("a SealedCredential was denied", "namespace", after.Namespace, "name", after.Name, "code", codeOf(answer))
 		return admission.Denied(messageOf(answer)), denied
+	case answer.Warning != nil && *answer.Warning != "":
+		return allow(accepted, *answer.Warning)
 	}
-	return admission.Allowed(""), accepted
+	return allow(accepted)
 }
 
 // later denies an object until wait is over. The API server passes the answer on unchanged, and
@@ -355,7 +382,7 @@ func later(wait time.Duration) admission.Response {
 }
 
 // objects returns the old object of the request, nil if it is new, and the new object.
-func objects(r *admissionv1.AdmissionRequest) (before, after *v1alpha1.SealedCredential, err error) {
+func objects(r *admissionv1.AdmissionRequest) (before, after *v1beta1.SealedCredential, err error) {
 	if after, err = object(r.Object.Raw, r); err != nil {
 		return nil, nil, fmt.Errorf("the request's object %w", err)
 	}
@@ -371,18 +398,18 @@ func objects(r *admissionv1.AdmissionRequest) (before, after *v1alpha1.SealedCre
 const maxName = 253
 
 // object parses an object and checks that it is the one that the request names.
-func object(raw []byte, r *admissionv1.AdmissionRequest) (*v1alpha1.SealedCredential, error) {
+func object(raw []byte, r *admissionv1.AdmissionRequest) (*v1beta1.SealedCredential, error) {
 	if len(bytes.TrimSpace(raw)) == 0 || bytes.Equal(bytes.TrimSpace(raw), []byte("null")) {
 		return nil, errors.New("is missing")
 	}
-	o := new(v1alpha1.SealedCredential)
+	o := new(v1beta1.SealedCredential)
 	if err := json.Unmarshal(raw, o); err != nil {
 		return nil, errors.New("is no SealedCredential") // the cause may quote it
 	}
 	switch {
 	case len(o.Name) > maxName || len(o.Namespace) > maxName: // before the name is logged
 		return nil, errors.New("has a name that is longer than any")
-	case o.APIVersion != v1alpha1.GroupVersion.String() || o.Kind != v1alpha1.KindSealedCredential:
+	case o.APIVersion != r.Kind.Group+"/"+r.Kind.Version || o.Kind != r.Kind.Kind:
 		return nil, errors.New("is of another kind than the request says")
 	case r.Namespace == "" || o.Namespace != r.Namespace:
 		return nil, errors.New("is in another namespace than the request says")
@@ -394,7 +421,7 @@ func object(raw []byte, r *admissionv1.AdmissionRequest) (*v1alpha1.SealedCreden
 }
 
 // mistakes returns the problems that the old object did not have.
-func mistakes(before, after *v1alpha1.SealedCredential, now time.Time) []sealing.Problem {
+func mistakes(before, after *v1beta1.SealedCredential, now time.Time) []sealing.Problem {
 	found := sealing.Validate(after, sealing.Expect{Now: now})
 	if before == nil {
 		return found

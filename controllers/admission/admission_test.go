@@ -31,7 +31,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/internal/envelope"
 	"github.com/latticekeep/latticekeep/internal/sealing"
 	"github.com/latticekeep/latticekeep/internal/secret"
@@ -132,7 +132,7 @@ func newWebhook(t testing.TB, v *vault, change func(*Options)) (*Webhook, *machi
 }
 
 // sealed is an object whose values anybody may have sealed: only a vault can tell.
-func sealed(t testing.TB) *v1alpha1.SealedCredential {
+func sealed(t testing.TB) *v1beta1.SealedCredential {
 	t.Helper()
 	key, err := envelope.GenerateSealingKey(envelope.SuiteMLKEM768X25519)
 	if err != nil {
@@ -150,12 +150,15 @@ func sealed(t testing.TB) *v1alpha1.SealedCredential {
 const uid = "705ab4f5-6393-11e8-b7cc-42010a800002"
 
 // review is the review of a change; before is nil for a create.
-func review(t testing.TB, before, after *v1alpha1.SealedCredential) *admissionv1.AdmissionReview {
+func review(t testing.TB, before, after *v1beta1.SealedCredential) *admissionv1.AdmissionReview {
 	t.Helper()
+	gvk := after.GroupVersionKind()
+	kind := metav1.GroupVersionKind{Group: gvk.Group, Version: gvk.Version, Kind: gvk.Kind}
+	resource := metav1.GroupVersionResource{Group: gvk.Group, Version: gvk.Version, Resource: ourResource}
 	r := &admissionv1.AdmissionReview{
 		TypeMeta: metav1.TypeMeta{APIVersion: "admission.k8s.io/v1", Kind: "AdmissionReview"},
 		Request: &admissionv1.AdmissionRequest{
-			UID: uid, Kind: ourKind, Resource: ourResource, RequestKind: &ourKind, RequestResource: &ourResource,
+			UID: uid, Kind: kind, Resource: resource, RequestKind: &kind, RequestResource: &resource,
 			Namespace: after.Namespace, Name: after.Name, Operation: admissionv1.Create, Object: runtime.RawExtension{Raw: encode(t, after)},
 		},
 	}
@@ -232,6 +235,7 @@ func TestTheVaultsAnswerDecides(t *testing.T) {
 		"a retired key":      {says(`{"success":true,"accepted":false,"code":"retired_key"}`), denied, "latticekeep reseal", "INFO", ""},
 		"does not open":      {says(`{"success":true,"accepted":false,"code":"does_not_open"}`), denied, "restore the manifest", "INFO", ""},
 		"policy":             {says(`{"success":true,"accepted":false,"code":"policy"}`), denied, "ask its administrator", "INFO", ""},
+		"older":              {says(`{"success":true,"accepted":false,"code":"older_value"}`), denied, "allowOlder", "INFO", ""},
 		"a code of later":    {says(`{"success":true,"accepted":false,"code":"lunar"}`), denied, "does not accept", "INFO", ""},
 		"no code":            {says(`{"success":true,"accepted":false}`), denied, "does not accept", "INFO", ""},
 		"the token refused":  {fails(401), unchecked, "refuses to answer this webhook", "ERROR", causeForbidden},
@@ -283,7 +287,7 @@ func TestTheQuestionIsTheWholeManifest(t *testing.T) {
 	v := newVault(t)
 	w, _ := newWebhook(t, v, nil)
 	o := sealed(t)
-	o.Spec.Sealed.Scope = v1alpha1.ScopeNamespace
+	o.Spec.Sealed.Scope = v1beta1.ScopeNamespace
 	ask(t, w, review(t, nil, o))
 	q := v.questions()[0]
 	value := o.Spec.Sealed.Values["password"]
@@ -293,7 +297,7 @@ func TestTheQuestionIsTheWholeManifest(t *testing.T) {
 		t.Fatalf("%+v", q)
 	}
 	v.set(says(`{"success":true,"accepted":true}`))
-	o.Spec.Sealed, o.Spec.Generate = nil, []v1alpha1.Generator{{Key: "password", Random: &v1alpha1.Random{Length: 32}}}
+	o.Spec.Sealed, o.Spec.Generate = nil, []v1beta1.Generator{{Key: "password", Random: &v1beta1.Random{Length: 32}}}
 	if r := ask(t, w, review(t, nil, o)); !r.Allowed {
 		t.Fatal(r.Result.Message)
 	}
@@ -307,7 +311,7 @@ func TestOnlyAChangedSpecOfALivingObjectIsJudged(t *testing.T) {
 	v.set(says(`{"success":true,"accepted":false,"code":"does_not_open"}`))
 	w, _ := newWebhook(t, v, nil)
 	o := sealed(t)
-	with := func(change func(*v1alpha1.SealedCredential)) *v1alpha1.SealedCredential {
+	with := func(change func(*v1beta1.SealedCredential)) *v1beta1.SealedCredential {
 		c := o.DeepCopy()
 		change(c)
 		return c
@@ -321,12 +325,12 @@ func TestOnlyAChangedSpecOfALivingObjectIsJudged(t *testing.T) {
 	}{
 		"a create":                       {review(t, nil, o), nil, false, 1},
 		"a create with a generated name": {review(t, nil, o), func(r *admissionv1.AdmissionRequest) { r.Name = "" }, false, 1},
-		"other values":                   {review(t, with(func(c *v1alpha1.SealedCredential) { c.Spec.Sealed = sealed(t).Spec.Sealed }), o), nil, false, 1},
-		"another TTL":                    {review(t, with(func(c *v1alpha1.SealedCredential) { c.Spec.TTLDays = 31 }), o), nil, false, 1},
-		"labels":                         {review(t, with(func(c *v1alpha1.SealedCredential) { c.Labels = map[string]string{"a": "b"} }), o), nil, true, 0},
-		"the finalizer":                  {review(t, with(func(c *v1alpha1.SealedCredential) { c.Finalizers = []string{v1alpha1.Finalizer} }), o), nil, true, 0},
-		"suspended, as far as the vault knows the same": {review(t, o, with(func(c *v1alpha1.SealedCredential) { c.Spec.Suspend = true })), nil, true, 0},
-		"while it is being deleted":                     {review(t, sealed(t), with(func(c *v1alpha1.SealedCredential) { c.DeletionTimestamp = &now })), nil, true, 0},
+		"other values":                   {review(t, with(func(c *v1beta1.SealedCredential) { c.Spec.Sealed = sealed(t).Spec.Sealed }), o), nil, false, 1},
+		"another TTL":                    {review(t, with(func(c *v1beta1.SealedCredential) { c.Spec.TTLDays = 31 }), o), nil, false, 1},
+		"labels":                         {review(t, with(func(c *v1beta1.SealedCredential) { c.Labels = map[string]string{"a": "b"} }), o), nil, true, 0},
+		"the finalizer":                  {review(t, with(func(c *v1beta1.SealedCredential) { c.Finalizers = []string{v1beta1.Finalizer} }), o), nil, true, 0},
+		"suspended, as far as the vault knows the same": {review(t, o, with(func(c *v1beta1.SealedCredential) { c.Spec.Suspend = true })), nil, true, 0},
+		"while it is being deleted":                     {review(t, sealed(t), with(func(c *v1beta1.SealedCredential) { c.DeletionTimestamp = &now })), nil, true, 0},
 		"a status":                                      {review(t, sealed(t), o), func(r *admissionv1.AdmissionRequest) { r.SubResource = "status" }, true, 0},
 		"a deletion":                                    {review(t, nil, o), func(r *admissionv1.AdmissionRequest) { r.Operation = admissionv1.Delete; r.Object.Raw = nil }, true, 0},
 	} {
@@ -346,7 +350,7 @@ func TestMistakesAreDeniedWithoutTheVault(t *testing.T) {
 	w, log := newWebhook(t, nil, nil)
 	o := sealed(t)
 	o.Spec.Sealed.KeyID = "abc"
-	o.Spec.Sealed.Values["password"] = v1alpha1.SealedValue{SealedAt: o.Spec.Sealed.Values["password"].SealedAt, Data: canary}
+	o.Spec.Sealed.Values["password"] = v1beta1.SealedValue{SealedAt: o.Spec.Sealed.Values["password"].SealedAt, Data: canary}
 	r := ask(t, w, review(t, nil, o))
 	if r.Allowed || !strings.Contains(r.Result.Message, "spec.sealed.keyID") || !strings.Contains(r.Result.Message, "spec.sealed.values[password].data") {
 		t.Fatalf("%+v", r)
@@ -363,8 +367,8 @@ func TestMistakesAreDeniedWithoutTheVault(t *testing.T) {
 	}
 	long := sealed(t)
 	long.Spec.Sealed = nil
-	for i := range v1alpha1.MaxGenerators {
-		long.Spec.Generate = append(long.Spec.Generate, v1alpha1.Generator{Key: fmt.Sprint("k", i), Random: &v1alpha1.Random{Length: 4096}})
+	for i := range v1beta1.MaxGenerators {
+		long.Spec.Generate = append(long.Spec.Generate, v1beta1.Generator{Key: fmt.Sprint("k", i), Random: &v1beta1.Random{Length: 4096}})
 	}
 	if r := ask(t, w, review(t, nil, long)); r.Allowed || !strings.Contains(r.Result.Message, "spec.generate: makes values of more than 256 KiB") {
 		t.Errorf("more than the vault keeps: %+v", r)
@@ -378,9 +382,9 @@ func TestMistakesAreDeniedWithoutTheVault(t *testing.T) {
 	if r := ask(t, w, review(t, before, o)); r.Allowed || strings.Contains(r.Result.Message, "keyID") || !strings.Contains(r.Result.Message, "spec.credentialType") {
 		t.Errorf("a new mistake: %+v", r)
 	}
-	o.Spec.Sealed.Values = make(map[string]v1alpha1.SealedValue)
+	o.Spec.Sealed.Values = make(map[string]v1beta1.SealedValue)
 	for i := range 100 {
-		o.Spec.Sealed.Values[fmt.Sprint("k", i)] = v1alpha1.SealedValue{Data: "!"}
+		o.Spec.Sealed.Values[fmt.Sprint("k", i)] = v1beta1.SealedValue{Data: "!"}
 	}
 	if r := ask(t, w, review(t, nil, o)); r.Allowed || len(r.Result.Message) > 2000 || !strings.Contains(r.Result.Message, "more like these") {
 		t.Errorf("many mistakes: %+v", r)
@@ -399,7 +403,7 @@ func TestForgedReviewsAreRefused(t *testing.T) {
 	request := func(change func(*admissionv1.AdmissionRequest)) []byte {
 		return forge(func(r *admissionv1.AdmissionReview) { change(r.Request) })
 	}
-	other := func(change func(*v1alpha1.SealedCredential)) []byte {
+	other := func(change func(*v1beta1.SealedCredential)) []byte {
 		c := o.DeepCopy()
 		change(c)
 		return encode(t, c)
@@ -427,6 +431,11 @@ func TestForgedReviewsAreRefused(t *testing.T) {
 		"another resource":     {request(func(r *admissionv1.AdmissionRequest) { r.Resource.Resource = "secrets" }), 200, "correct the rules"},
 		"another group":        {request(func(r *admissionv1.AdmissionRequest) { r.Resource.Group = "example.org" }), 200, "correct the rules"},
 		"another version":      {request(func(r *admissionv1.AdmissionRequest) { r.Kind.Version = "v2" }), 200, "correct the rules"},
+		"a version no one has": {request(func(r *admissionv1.AdmissionRequest) { r.Kind.Version, r.Resource.Version = "v2", "v2" }), 200, "correct the rules"},
+		"two versions at once": {request(func(r *admissionv1.AdmissionRequest) { r.Kind.Version = "v1alpha1" }), 200, "correct the rules"},
+		"an object of another version": {request(func(r *admissionv1.AdmissionRequest) {
+			r.Object.Raw = other(func(c *v1beta1.SealedCredential) { c.APIVersion = "latticekeep.dev/v1alpha1" })
+		}), 200, "another kind"},
 		"a kind that does not": {request(func(r *admissionv1.AdmissionRequest) { r.Kind.Kind = "Secret" }), 200, "correct the rules"},
 		"a deletion of others": {request(func(r *admissionv1.AdmissionRequest) { r.Operation = "DELETE"; r.Resource.Resource = "secrets" }), 200, "correct the rules"},
 		"no object":            {request(func(r *admissionv1.AdmissionRequest) { r.Object.Raw = nil }), 200, "object is missing"},
@@ -436,17 +445,17 @@ func TestForgedReviewsAreRefused(t *testing.T) {
 		}), 200,
 			"no SealedCredential"},
 		"an object of another kind": {request(func(r *admissionv1.AdmissionRequest) {
-			r.Object.Raw = other(func(c *v1alpha1.SealedCredential) { c.Kind = "Secret" })
+			r.Object.Raw = other(func(c *v1beta1.SealedCredential) { c.Kind = "Secret" })
 		}), 200, "another kind"},
 		"an object of elsewhere":    {request(func(r *admissionv1.AdmissionRequest) { r.Namespace = "bank" }), 200, "another namespace"},
 		"no namespace":              {request(func(r *admissionv1.AdmissionRequest) { r.Namespace = "" }), 200, "another namespace"},
 		"an object of another name": {request(func(r *admissionv1.AdmissionRequest) { r.Name = "other" }), 200, "another name"},
 		"an old one of another name": {request(func(r *admissionv1.AdmissionRequest) {
-			r.Operation, r.OldObject.Raw = "UPDATE", other(func(c *v1alpha1.SealedCredential) { c.Name = "other" })
+			r.Operation, r.OldObject.Raw = "UPDATE", other(func(c *v1beta1.SealedCredential) { c.Name = "other" })
 		}), 200, "another name"},
 		"an update without a name": {request(func(r *admissionv1.AdmissionRequest) { r.Operation, r.Name, r.OldObject = "UPDATE", "", r.Object }), 200, "another name"},
 		"a name without an end": {request(func(r *admissionv1.AdmissionRequest) {
-			r.Name, r.Object.Raw = long, other(func(c *v1alpha1.SealedCredential) { c.Name = long })
+			r.Name, r.Object.Raw = long, other(func(c *v1beta1.SealedCredential) { c.Name = long })
 		}), 200, "longer than any"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -530,10 +539,10 @@ func TestALargeReviewIsRefusedUnread(t *testing.T) {
 func TestTheLargestValuesFit(t *testing.T) {
 	v := newVault(t)
 	w, _ := newWebhook(t, v, nil)
-	largest := func() *v1alpha1.SealedCredential {
+	largest := func() *v1beta1.SealedCredential {
 		o := sealed(t)
 		value := o.Spec.Sealed.Values["password"]
-		value.Data = strings.Repeat("AQID", v1alpha1.MaxSealedText/4)
+		value.Data = strings.Repeat("AQID", v1beta1.MaxSealedText/4)
 		o.Spec.Sealed.Values["password"] = value
 		return o
 	}
@@ -873,4 +882,69 @@ func TestAReviewIsAnsweredInTimeHoweverItWaited(t *testing.T) {
 			t.Errorf("%d %s", answer.Code, answer.Body)
 		}
 	})
+}
+
+// The vault is asked whether values are older for the object that is changed, and only when the
+// change brings them. Its warning goes to the author.
+func TestTheVaultKnowsWhichObjectGetsOtherValues(t *testing.T) {
+	v := newVault(t)
+	w, _ := newWebhook(t, v, nil)
+	before := sealed(t)
+	before.UID = "8c2b1c1e-0000-4000-8000-000000000001"
+	values := sealed(t).Spec.Sealed
+	with := func(change func(*v1beta1.SealedCredential)) *v1beta1.SealedCredential {
+		c := before.DeepCopy()
+		change(c)
+		return c
+	}
+	allowed := with(func(c *v1beta1.SealedCredential) { c.Spec.Sealed.AllowOlder = true })
+	for name, c := range map[string]struct {
+		review *admissionv1.AdmissionReview
+		uid    bool
+		older  bool
+		asks   int
+	}{
+		"a create":            {review(t, nil, before), false, false, 1},
+		"a create on purpose": {review(t, nil, allowed), false, true, 1},
+		"other values":        {review(t, before, with(func(c *v1beta1.SealedCredential) { c.Spec.Sealed = values })), true, false, 1},
+		"another TTL":         {review(t, before, with(func(c *v1beta1.SealedCredential) { c.Spec.TTLDays = 31 })), true, true, 1},
+		"on purpose":          {review(t, before, allowed), true, true, 1},
+		"no longer":           {review(t, allowed, before), true, false, 1},
+		"suspended":           {review(t, before, with(func(c *v1beta1.SealedCredential) { c.Spec.Suspend = true })), false, false, 0},
+	} {
+		v.set(v.answer)
+		if r := ask(t, w, c.review); !r.Allowed || len(r.Warnings) != 0 {
+			t.Errorf("%s: %+v", name, r)
+		}
+		q := v.questions()
+		if len(q) != c.asks {
+			t.Errorf("%s: asked %d times", name, len(q))
+		} else if c.asks > 0 && ((q[0].Uid != nil && *q[0].Uid == string(before.UID)) != c.uid || (q[0].AllowOlder != nil && *q[0].AllowOlder) != c.older) {
+			t.Errorf("%s: asked %+v", name, q[0])
+		}
+	}
+	v.set(says(`{"success":true,"accepted":true,"warning":"there are newer values"}`))
+	if r := ask(t, w, review(t, nil, before)); !r.Allowed || len(r.Warnings) != 1 || r.Warnings[0] != "latticekeep: there are newer values" || count(t, w, accepted) == 0 {
+		t.Errorf("a warning: %+v", r)
+	}
+}
+
+// An annotation of ours that means nothing is a warning, beside others, and refuses nothing.
+func TestAnUnknownAnnotationIsAWarning(t *testing.T) {
+	v := newVault(t)
+	w, _ := newWebhook(t, v, nil)
+	o := sealed(t)
+	o.Annotations = map[string]string{"latticekeep.dev/restart-on": "db", "latticekeep.dev/abandon": "true", "example.org/a": "b"}
+	suspended := o.DeepCopy()
+	suspended.Spec.Suspend = true
+	const says = `latticekeep: metadata.annotations: "latticekeep.dev/restart-on" has no meaning`
+	for name, r := range map[string]*admissionv1.AdmissionReview{"a create": review(t, nil, o), "an update": review(t, o, suspended)} {
+		if r := ask(t, w, r); !r.Allowed || len(r.Warnings) != 1 || !strings.HasPrefix(r.Warnings[0], says) || len(r.Warnings[0]) > 256 {
+			t.Errorf("%s: %+v", name, r)
+		}
+	}
+	v.set(fails(503))
+	if r := ask(t, w, review(t, nil, o)); !r.Allowed || len(r.Warnings) != 2 || !strings.Contains(r.Warnings[0], "busy") || !strings.HasPrefix(r.Warnings[1], says) {
+		t.Errorf("while the vault is busy: %+v", r)
+	}
 }

@@ -16,7 +16,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/api/client"
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 )
 
 // asker asks the vault whether it would accept an object.
@@ -52,7 +52,7 @@ func newAsker(url, caFile, tokenFile string, timeout time.Duration, connections 
 }
 
 // questionOf returns everything in an object that the vault judges.
-func questionOf(o *v1alpha1.SealedCredential) v2.CheckRequest {
+func questionOf(o *v1beta1.SealedCredential) v2.CheckRequest {
 	q := v2.CheckRequest{Namespace: o.Namespace, Name: o.Name, CredentialType: o.Spec.CredentialType}
 	if days := int(o.Spec.TTLDays); days != 0 {
 		q.TtlDays = &days
@@ -68,6 +68,9 @@ func questionOf(o *v1alpha1.SealedCredential) v2.CheckRequest {
 	if sealed.Scope != "" {
 		scope := v2.SealedValuesScope(sealed.Scope)
 		q.Sealed.Scope = &scope
+	}
+	if sealed.AllowOlder {
+		q.AllowOlder = &sealed.AllowOlder
 	}
 	for k, v := range sealed.Values {
 		q.Sealed.Values[k] = v2.SealedValue{Data: v.Data, SealedAt: v.SealedAt.UTC()}
@@ -171,6 +174,7 @@ var remedies = map[v2.CheckAnswerCode]string{
 	v2.CheckAnswerCodeUnknownKey:  "this deployment has no such sealing key; seal the values again with its current key (latticekeep seal)",
 	v2.CheckAnswerCodeRetiredKey:  "the sealing key is retired; seal the values again with the current key (latticekeep seal, or latticekeep reseal)",
 	v2.CheckAnswerCodeDoesNotOpen: "a value does not open here; restore the manifest as it was sealed, or seal the values again for this object (latticekeep seal)",
+	v2.CheckAnswerCodeOlderValue:  "a value is older than the last accepted one; apply the newer manifest, or set spec.sealed.allowOlder to go back on purpose",
 	v2.CheckAnswerCodePolicy:      "the deployment's policy does not allow it; ask its administrator what is allowed",
 }
 

@@ -15,7 +15,7 @@ import (
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
@@ -128,9 +128,9 @@ func (a *Anchor) Save(ctx context.Context, note []byte) error {
 	next.Data, next.BinaryData = data, nil
 	var err error
 	if next.ResourceVersion == "" {
-		next, err = a.configMaps.Create(ctx, next, metav1.CreateOptions{FieldManager: v1alpha1.OperatorName})
+		next, err = a.configMaps.Create(ctx, next, metav1.CreateOptions{FieldManager: v1beta1.OperatorName})
 	} else {
-		next, err = a.configMaps.Update(ctx, next, metav1.UpdateOptions{FieldManager: v1alpha1.OperatorName})
+		next, err = a.configMaps.Update(ctx, next, metav1.UpdateOptions{FieldManager: v1beta1.OperatorName})
 		if apierrors.IsNotFound(err) { // deleted since it was read
 			err = apierrors.NewConflict(corev1.Resource("configmaps"), a.object.Name, err)
 		}

@@ -25,7 +25,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/controllers/requeue"
 )
 
@@ -273,7 +273,7 @@ func (c *certificates) ensureTrust(ctx context.Context, name string, bundle []by
 	}
 	// The patch merges webhooks by name, so fields that a newer API server has added stay.
 	patch := client.StrategicMergeFrom(before, client.MergeFromWithOptimisticLock{})
-	if err := c.client.Patch(ctx, config, patch, client.FieldOwner(v1alpha1.OperatorName)); err != nil {
+	if err := c.client.Patch(ctx, config, patch, client.FieldOwner(v1beta1.OperatorName)); err != nil {
 		return fmt.Errorf("writing webhook configuration %s: %w", name, err)
 	}
 	log.FromContext(ctx).Info("a webhook configuration has the authorities of now", "name", name)
@@ -287,13 +287,13 @@ func (c *certificates) read(ctx context.Context, name string) (*corev1.Secret, e
 	err := c.live.Get(ctx, client.ObjectKey{Namespace: c.namespace, Name: name}, s)
 	if apierrors.IsNotFound(err) {
 		return &corev1.Secret{
-			ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, Name: name, Labels: map[string]string{managedByLabel: v1alpha1.OperatorName}},
+			ObjectMeta: metav1.ObjectMeta{Namespace: c.namespace, Name: name, Labels: map[string]string{managedByLabel: v1beta1.OperatorName}},
 			Type:       corev1.SecretTypeTLS,
 		}, nil
 	} else if err != nil {
 		return nil, fmt.Errorf("reading Secret %s: %w", name, err)
 	}
-	if s.Labels[managedByLabel] != v1alpha1.OperatorName {
+	if s.Labels[managedByLabel] != v1beta1.OperatorName {
 		return nil, fmt.Errorf("a Secret %s is there and was not made by the operator, which leaves it alone: "+
 			"delete it to have another one made, or leave the certificate to whoever made it", name)
 	}
@@ -314,9 +314,9 @@ func (c *certificates) write(ctx context.Context, s *corev1.Secret, cert, key, t
 	s.Data = data
 	var err error
 	if s.ResourceVersion == "" {
-		err = c.client.Create(ctx, s, client.FieldOwner(v1alpha1.OperatorName))
+		err = c.client.Create(ctx, s, client.FieldOwner(v1beta1.OperatorName))
 	} else {
-		err = c.client.Update(ctx, s, client.FieldOwner(v1alpha1.OperatorName))
+		err = c.client.Update(ctx, s, client.FieldOwner(v1beta1.OperatorName))
 	}
 	if err != nil {
 		return fmt.Errorf("writing Secret %s: %w", s.Name, err)

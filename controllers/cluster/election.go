@@ -9,7 +9,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 )
 
 // leaseName is the Lease in the operator's own namespace that names the active operator.
@@ -25,6 +25,6 @@ func NewLease(cfg *rest.Config, namespace string) (resourcelock.Interface, error
 	return &resourcelock.LeaseLock{
 		LeaseMeta:  metav1.ObjectMeta{Namespace: namespace, Name: leaseName},
 		Client:     leases,
-		LockConfig: resourcelock.ResourceLockConfig{Identity: v1alpha1.OperatorName + "-" + rand.Text()},
+		LockConfig: resourcelock.ResourceLockConfig{Identity: v1beta1.OperatorName + "-" + rand.Text()},
 	}, nil
 }

@@ -16,7 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/controllers/requeue"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/sealing"
@@ -175,7 +175,7 @@ func (p *publisher) write(ctx context.Context, published *corev1.ConfigMap, docu
 	if published.ResourceVersion == "" {
 		err = p.create(ctx, published)
 	} else {
-		err = p.client.Patch(ctx, published, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}), client.FieldOwner(v1alpha1.OperatorName))
+		err = p.client.Patch(ctx, published, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}), client.FieldOwner(v1beta1.OperatorName))
 	}
 	if err != nil {
 		return fmt.Errorf("writing ConfigMap %s: %w", p.object, err)
@@ -184,7 +184,7 @@ func (p *publisher) write(ctx context.Context, published *corev1.ConfigMap, docu
 }
 
 func (p *publisher) create(ctx context.Context, config *corev1.ConfigMap) error {
-	err := p.client.Create(ctx, config, client.FieldOwner(v1alpha1.OperatorName))
+	err := p.client.Create(ctx, config, client.FieldOwner(v1beta1.OperatorName))
 	if !apierrors.IsNotFound(err) {
 		return err
 	}
@@ -194,5 +194,5 @@ func (p *publisher) create(ctx context.Context, config *corev1.ConfigMap) error 
 	if err := p.client.Create(ctx, namespace); err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("creating its namespace (create it with kubectl, or name another one): %w", err)
 	}
-	return p.client.Create(ctx, config, client.FieldOwner(v1alpha1.OperatorName))
+	return p.client.Create(ctx, config, client.FieldOwner(v1beta1.OperatorName))
 }

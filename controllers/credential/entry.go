@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -15,7 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/envelope"
 	"github.com/latticekeep/latticekeep/internal/fault"
@@ -37,6 +38,7 @@ type entries struct {
 	objects     *objects
 	vault       *vault.Vault
 	keys        *keyring.Ring
+	formers     *formers
 	cluster     string // UID of the cluster
 	countChange func(change string)
 	now         func() time.Time
@@ -45,10 +47,12 @@ type entries struct {
 }
 
 // ensure brings the vault entry in line with the spec of sc.
-func (e *entries) ensure(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome) error {
+func (e *entries) ensure(ctx context.Context, p authz.Principal, sc *v1beta1.SealedCredential, o *outcome) error {
 	switch {
 	case sc.Spec.ValuesFrom != nil: // always: the Secret may have changed
 		return e.importSecret(ctx, p, sc, o)
+	case o.given != nil:
+		return e.takeGiven(ctx, p, sc, o)
 	case o.entryCurrent:
 		return nil
 	case sc.Spec.Sealed != nil:
@@ -59,11 +63,11 @@ func (e *entries) ensure(ctx context.Context, p authz.Principal, sc *v1alpha1.Se
 }
 
 // desired returns what the vault should hold for sc, without the values.
-func (e *entries) desired(sc *v1alpha1.SealedCredential) vault.Desired {
+func (e *entries) desired(sc *v1beta1.SealedCredential) vault.Desired {
 	d := vault.Desired{
 		Name: sc.Name, Type: sc.Spec.CredentialType, TTLDays: int(sc.Spec.TTLDays),
-		SpecDigest: sealing.SpecDigest(sc), SealedAt: sealing.SealedAt(sc), Trigger: rotationTrigger(sc),
-		Object: vault.Object{Cluster: e.cluster, Namespace: sc.Namespace, Name: sc.Name},
+		SpecDigest: sealing.SpecDigest(sc), Form: sealing.FormDigest(sc), SealedAt: sealing.SealedAt(sc), Trigger: rotationTrigger(sc),
+		Object: e.object(sc),
 	}
 	if sc.Spec.Sealed != nil {
 		d.SealingKey = sc.Spec.Sealed.KeyID
@@ -71,21 +75,25 @@ func (e *entries) desired(sc *v1alpha1.SealedCredential) vault.Desired {
 	return d
 }
 
+func (e *entries) object(sc *v1beta1.SealedCredential) vault.Object {
+	return vault.Object{Cluster: e.cluster, Namespace: sc.Namespace, Name: sc.Name}
+}
+
 // openSealed opens the sealed values of sc and stores them as the next version of the vault entry.
-func (e *entries) openSealed(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome) error {
+func (e *entries) openSealed(ctx context.Context, p authz.Principal, sc *v1beta1.SealedCredential, o *outcome) error {
 	if err := sealing.Ahead(sc, e.now()); err != nil {
-		o.specRefused = &refusal{reason: v1alpha1.ReasonInvalidSealed, err: err}
+		o.specRefused = &refusal{reason: v1beta1.ReasonInvalidSealed, err: err}
 		return nil
 	}
 	if o.owned != nil {
 		if err := sealing.Older(sc, o.owned.ValueSealedAt); err != nil {
-			o.specRefused = &refusal{reason: v1alpha1.ReasonOlderValue, err: err}
+			o.specRefused = &refusal{reason: v1beta1.ReasonOlderValue, err: err}
 			return nil
 		}
 	}
 	values, err := sealing.Open(sc, func(keyID string) (*envelope.SealingKey, error) { return e.keys.SealingKey(ctx, keyID) })
 	if err != nil {
-		o.recordError(v1alpha1.ReasonInvalidSealed, err)
+		o.recordError(v1beta1.ReasonInvalidSealed, err)
 		return nil
 	}
 	return e.storeValues(ctx, p, sc, o, values)
@@ -93,10 +101,13 @@ func (e *entries) openSealed(ctx context.Context, p authz.Principal, sc *v1alpha
 
 // storeValues stores values as the next version of the vault entry. It hands values to o, which
 // zeroes them later.
-func (e *entries) storeValues(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome, values map[string]secret.Bytes) error {
+func (e *entries) storeValues(ctx context.Context, p authz.Principal, sc *v1beta1.SealedCredential, o *outcome, values map[string]secret.Bytes) error {
 	o.setValues(values)
 	if err := e.objects.ensureFinalizer(ctx, sc); err != nil {
 		return err
+	}
+	if o.owned == nil {
+		e.formers.stored(p.Tenant, sc)
 	}
 	d := e.desired(sc)
 	d.Values = values
@@ -107,24 +118,24 @@ func (e *entries) storeValues(ctx context.Context, p authz.Principal, sc *v1alph
 
 // importSecret stores the values of the Secret that sc names, unless the vault already holds them,
 // and then deletes the Secret if sc says so. If the Secret is gone, the imported values stay.
-func (e *entries) importSecret(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome) error {
+func (e *entries) importSecret(ctx context.Context, p authz.Principal, sc *v1beta1.SealedCredential, o *outcome) error {
 	source := new(corev1.Secret)
 	err := e.live.Get(ctx, client.ObjectKey{Namespace: sc.Namespace, Name: sc.Spec.ValuesFrom.SecretRef.Name}, source)
 	if err != nil && !apierrors.IsNotFound(err) {
 		return o.recordAPIError(fmt.Errorf("reading the Secret to import: %w", err))
 	}
 	// The target of sc is not a source: a change there is drift.
-	if err != nil || source.Annotations[v1alpha1.AnnotationOwner] == string(sc.UID) {
+	if err != nil || source.Annotations[v1beta1.AnnotationOwner] == string(sc.UID) {
 		return e.keepValues(ctx, p, sc, o)
 	}
 	defer clearData(source)
 	if source.Type == corev1.SecretTypeServiceAccountToken || source.Type == corev1.SecretTypeBootstrapToken {
-		o.refuseTransiently(v1alpha1.ReasonSourceUnavailable, "spec.valuesFrom: a token that Kubernetes gives a power of its own is not imported: name another Secret")
+		o.refuseTransiently(v1beta1.ReasonSourceUnavailable, "spec.valuesFrom: a token that Kubernetes gives a power of its own is not imported: name another Secret")
 		return nil
 	}
-	if source.Annotations[v1alpha1.AnnotationImport] != sc.Name {
-		o.refuseTransiently(v1alpha1.ReasonSourceUnavailable, "spec.valuesFrom: the Secret does not say that this object may import it: annotate the Secret with %s=%s",
-			v1alpha1.AnnotationImport, sc.Name)
+	if source.Annotations[v1beta1.AnnotationImport] != sc.Name {
+		o.refuseTransiently(v1beta1.ReasonSourceUnavailable, "spec.valuesFrom: the Secret does not say that this object may import it: annotate the Secret with %s=%s",
+			v1beta1.AnnotationImport, sc.Name)
 		return nil
 	}
 	values := make(map[string]secret.Bytes, len(source.Data))
@@ -152,17 +163,20 @@ func (e *entries) importSecret(ctx context.Context, p authz.Principal, sc *v1alp
 
 // keepValues stores the vault's values again under a changed spec, because the source Secret is
 // gone.
-func (e *entries) keepValues(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome) error {
+func (e *entries) keepValues(ctx context.Context, p authz.Principal, sc *v1beta1.SealedCredential, o *outcome) error {
 	switch {
 	case o.entryCurrent:
 		return nil
+	case o.owned == nil && o.formerValues != "":
+		o.refuseTransiently(v1beta1.ReasonFormerValues, "spec.valuesFrom: the Secret does not exist, and %s", o.formerValues)
+		return nil
 	case o.owned == nil:
-		o.refuseTransiently(v1alpha1.ReasonSourceUnavailable, "spec.valuesFrom: the Secret does not exist: create it, with the annotation %s=%s",
-			v1alpha1.AnnotationImport, sc.Name)
+		o.refuseTransiently(v1beta1.ReasonSourceUnavailable, "spec.valuesFrom: the Secret does not exist: create it, with the annotation %s=%s",
+			v1beta1.AnnotationImport, sc.Name)
 		return nil
 	case o.owned.Missing:
-		o.refuseTransiently(v1alpha1.ReasonSourceLost, "the vault entry is gone, and so is the Secret that it was imported from: create the Secret again, with the "+
-			"annotation %s=%s", v1alpha1.AnnotationImport, sc.Name)
+		o.refuseTransiently(v1beta1.ReasonSourceLost, "the vault entry is gone, and so is the Secret that it was imported from: create the Secret again, with the "+
+			"annotation %s=%s", v1beta1.AnnotationImport, sc.Name)
 		return nil
 	}
 	return e.storeNext(ctx, p, sc, o, e.desired(sc), func(previous map[string]secret.Bytes) (map[string]secret.Bytes, error) {
@@ -177,7 +191,7 @@ func (e *entries) keepValues(ctx context.Context, p authz.Principal, sc *v1alpha
 // even if their generator has changed. Only the policy Regenerate replaces them, and
 // ensureGenerated does that if it is due. It replaces a lost entry only if the author asks for new
 // values.
-func (e *entries) ensureGenerated(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome) error {
+func (e *entries) ensureGenerated(ctx context.Context, p authz.Principal, sc *v1beta1.SealedCredential, o *outcome) error {
 	if o.owned != nil && regenerates(sc) && (o.owned.Trigger != rotationTrigger(sc) || rotationDue(sc, o, e.now())) {
 		return e.regenerate(ctx, p, sc, o)
 	}
@@ -188,7 +202,7 @@ func (e *entries) ensureGenerated(ctx context.Context, p authz.Principal, sc *v1
 		return e.regenerate(ctx, p, sc, o)
 	}
 	if setBack || o.owned != nil && o.owned.Missing {
-		o.refuseTransiently(v1alpha1.ReasonSourceLost, "the vault entry is gone, and nothing else has its values: to have new ones made, set spec.rotation.policy "+
+		o.refuseTransiently(v1beta1.ReasonSourceLost, "the vault entry is gone, and nothing else has its values: to have new ones made, set spec.rotation.policy "+
 			"to Regenerate and change spec.rotation.trigger, or delete the object and create it again")
 		return nil
 	}
@@ -200,9 +214,26 @@ func (e *entries) ensureGenerated(ctx context.Context, p authz.Principal, sc *v1
 	})
 }
 
+// takeGiven stores the values that the target Secret of sc was handed over with, and generates only
+// those that it lacks.
+func (e *entries) takeGiven(ctx context.Context, p authz.Principal, sc *v1beta1.SealedCredential, o *outcome) error {
+	defer o.zeroGiven()
+	if o.entryCurrent && e.vault.Holds(p, string(sc.UID), o.owned, o.given) {
+		return nil
+	}
+	return e.storeNext(ctx, p, sc, o, e.desired(sc), func(previous map[string]secret.Bytes) (map[string]secret.Bytes, error) {
+		all := maps.Clone(previous)
+		if all == nil {
+			all = make(map[string]secret.Bytes)
+		}
+		maps.Copy(all, o.given)
+		return e.completeValues(sc.Spec.Generate, all)
+	})
+}
+
 // completeValues returns a value for each data key of the generators: the previous value, or a new
 // one. It generates a key pair unless previous has both halves.
-func (e *entries) completeValues(generators []v1alpha1.Generator, previous map[string]secret.Bytes) (map[string]secret.Bytes, error) {
+func (e *entries) completeValues(generators []v1beta1.Generator, previous map[string]secret.Bytes) (map[string]secret.Bytes, error) {
 	all := sealing.Specs(generators)
 	missing := slices.DeleteFunc(slices.Clone(all), func(s generate.Spec) bool {
 		return !slices.ContainsFunc(generate.Names(s), func(key string) bool { _, ok := previous[key]; return !ok })
@@ -226,7 +257,7 @@ func (e *entries) completeValues(generators []v1alpha1.Generator, previous map[s
 
 // regenerate generates new values for sc. The previous values stay readable for the overlap that sc
 // sets.
-func (e *entries) regenerate(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome) error {
+func (e *entries) regenerate(ctx context.Context, p authz.Principal, sc *v1beta1.SealedCredential, o *outcome) error {
 	d := e.desired(sc)
 	if overlap := sc.Spec.Rotation.Overlap; overlap != nil {
 		d.Overlap = overlap.Duration
@@ -254,7 +285,7 @@ var errEntryLost = fault.New(fault.NotFound, "the vault entry is gone")
 
 // restore stores the values from the object's source again after the vault entry was lost or
 // damaged.
-func (e *entries) restore(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome) error {
+func (e *entries) restore(ctx context.Context, p authz.Principal, sc *v1beta1.SealedCredential, o *outcome) error {
 	o.zeroValues()
 	o.owned.Missing, o.entryCurrent, o.err = true, false, nil
 	if o.specRefused != nil {
@@ -264,10 +295,13 @@ func (e *entries) restore(ctx context.Context, p authz.Principal, sc *v1alpha1.S
 }
 
 // storeNext stores the next version with the values that next makes from the previous ones.
-func (e *entries) storeNext(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome, d vault.Desired,
+func (e *entries) storeNext(ctx context.Context, p authz.Principal, sc *v1beta1.SealedCredential, o *outcome, d vault.Desired,
 	next func(previous map[string]secret.Bytes) (map[string]secret.Bytes, error)) error {
 	if err := e.objects.ensureFinalizer(ctx, sc); err != nil {
 		return err
+	}
+	if o.owned == nil {
+		e.formers.stored(p.Tenant, sc)
 	}
 	var made map[string]secret.Bytes
 	owned, err := e.vault.Generate(ctx, p, string(sc.UID), o.entryVersion(), d, func(previous map[string]secret.Bytes) (map[string]secret.Bytes, error) {
@@ -287,10 +321,10 @@ func (e *entries) storeNext(ctx context.Context, p authz.Principal, sc *v1alpha1
 
 // recordStored records the result of a change to the vault entry in o, in the metrics and in an
 // event.
-func (e *entries) recordStored(ctx context.Context, sc *v1alpha1.SealedCredential, o *outcome, owned *vault.Owned, err error) {
+func (e *entries) recordStored(ctx context.Context, sc *v1beta1.SealedCredential, o *outcome, owned *vault.Owned, err error) {
 	if err != nil {
 		o.zeroValues()
-		o.recordError(v1alpha1.ReasonInvalidSpec, err)
+		o.recordError(v1beta1.ReasonInvalidSpec, err)
 		return
 	}
 	reason, note := "Sealed", "sealed into the vault as version %d"
@@ -313,7 +347,7 @@ func (e *entries) recordStored(ctx context.Context, sc *v1alpha1.SealedCredentia
 // trigger has changed. A refused spec or an error of the API server must not let the last good
 // version expire. With the policy Regenerate and a refused spec, the rotation waits until half of
 // the rotation lead is left.
-func rotationDue(sc *v1alpha1.SealedCredential, o *outcome, now time.Time) bool {
+func rotationDue(sc *v1beta1.SealedCredential, o *outcome, now time.Time) bool {
 	switch {
 	case o.entryMissing(), o.err != nil && !errors.As(o.err, new(apiError)):
 		return false
@@ -325,7 +359,7 @@ func rotationDue(sc *v1alpha1.SealedCredential, o *outcome, now time.Time) bool 
 
 // rotate stores the next version of the vault entry as the rotation policy of sc says. If the entry
 // is damaged, rotate restores its values from the object's source.
-func (e *entries) rotate(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome) error {
+func (e *entries) rotate(ctx context.Context, p authz.Principal, sc *v1beta1.SealedCredential, o *outcome) error {
 	// A refused spec generates nothing: the last good version continues.
 	if regenerates(sc) && o.specRefused == nil {
 		return e.regenerate(ctx, p, sc, o)

@@ -13,7 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 )
 
 // objects writes finalizers, statuses and events of SealedCredentials.
@@ -23,12 +23,12 @@ type objects struct {
 }
 
 // ensureFinalizer adds the finalizer to sc, so that sc is not deleted without its vault entry.
-func (w *objects) ensureFinalizer(ctx context.Context, sc *v1alpha1.SealedCredential) error {
-	if controllerutil.ContainsFinalizer(sc, v1alpha1.Finalizer) {
+func (w *objects) ensureFinalizer(ctx context.Context, sc *v1beta1.SealedCredential) error {
+	if controllerutil.ContainsFinalizer(sc, v1beta1.Finalizer) {
 		return nil
 	}
 	before := sc.DeepCopy()
-	controllerutil.AddFinalizer(sc, v1alpha1.Finalizer)
+	controllerutil.AddFinalizer(sc, v1beta1.Finalizer)
 	if err := w.patch(ctx, w.client, before, sc); err != nil {
 		return fmt.Errorf("adding finalizer: %w", err)
 	}
@@ -37,9 +37,9 @@ func (w *objects) ensureFinalizer(ctx context.Context, sc *v1alpha1.SealedCreden
 
 // removeFinalizer removes the finalizer, so that sc can be deleted. It ignores an object that is
 // already gone.
-func (w *objects) removeFinalizer(ctx context.Context, sc *v1alpha1.SealedCredential) error {
+func (w *objects) removeFinalizer(ctx context.Context, sc *v1beta1.SealedCredential) error {
 	before := sc.DeepCopy()
-	controllerutil.RemoveFinalizer(sc, v1alpha1.Finalizer)
+	controllerutil.RemoveFinalizer(sc, v1beta1.Finalizer)
 	if err := w.patch(ctx, w.client, before, sc); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("removing finalizer: %w", err)
 	}
@@ -47,7 +47,7 @@ func (w *objects) removeFinalizer(ctx context.Context, sc *v1alpha1.SealedCreden
 }
 
 // patchStatus writes the status of sc. before is the object as it was read.
-func (w *objects) patchStatus(ctx context.Context, before, sc *v1alpha1.SealedCredential) error {
+func (w *objects) patchStatus(ctx context.Context, before, sc *v1beta1.SealedCredential) error {
 	if err := w.patch(ctx, statusPatcher{w.client.Status()}, before, sc); err != nil {
 		return fmt.Errorf("writing status: %w", err)
 	}
@@ -69,9 +69,9 @@ func (p statusPatcher) Patch(ctx context.Context, obj client.Object, patch clien
 // patch writes the differences between before and sc in the finalizers and the status, unless the
 // object has changed since before. It neither compares nor sends the sealed values, which are most
 // of an object.
-func (w *objects) patch(ctx context.Context, to patcher, before, sc *v1alpha1.SealedCredential) error {
-	slim := func(sc *v1alpha1.SealedCredential) *v1alpha1.SealedCredential {
-		return &v1alpha1.SealedCredential{
+func (w *objects) patch(ctx context.Context, to patcher, before, sc *v1beta1.SealedCredential) error {
+	slim := func(sc *v1beta1.SealedCredential) *v1beta1.SealedCredential {
+		return &v1beta1.SealedCredential{
 			ObjectMeta: metav1.ObjectMeta{Namespace: sc.Namespace, Name: sc.Name, ResourceVersion: sc.ResourceVersion, Finalizers: sc.Finalizers},
 			Status:     sc.Status,
 		}
@@ -81,7 +81,7 @@ func (w *objects) patch(ctx context.Context, to patcher, before, sc *v1alpha1.Se
 		return err
 	}
 	m := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: sc.Namespace, Name: sc.Name}}
-	m.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind(v1alpha1.KindSealedCredential))
+	m.SetGroupVersionKind(v1beta1.GroupVersion.WithKind(v1beta1.KindSealedCredential))
 	if err := to.Patch(ctx, m, client.RawPatch(types.MergePatchType, data)); err != nil {
 		return err
 	}
@@ -90,7 +90,7 @@ func (w *objects) patch(ctx context.Context, to patcher, before, sc *v1alpha1.Se
 }
 
 // recordEvent records an action on sc in an event and in the log.
-func (w *objects) recordEvent(ctx context.Context, sc *v1alpha1.SealedCredential, reason, action, note string) {
+func (w *objects) recordEvent(ctx context.Context, sc *v1beta1.SealedCredential, reason, action, note string) {
 	log.FromContext(ctx).Info(note, "reason", reason)
 	w.events.Eventf(sc, nil, corev1.EventTypeNormal, reason, action, "%s", note)
 }
@@ -99,7 +99,7 @@ func (w *objects) recordEvent(ctx context.Context, sc *v1alpha1.SealedCredential
 const maxNote = 1024
 
 // recordWarning records a condition in a warning event.
-func (w *objects) recordWarning(sc *v1alpha1.SealedCredential, condition, message string) {
+func (w *objects) recordWarning(sc *v1beta1.SealedCredential, condition, message string) {
 	note := strings.ToValidUTF8(message[:min(len(message), maxNote)], "")
 	w.events.Eventf(sc, nil, corev1.EventTypeWarning, condition, "Reconcile", "%s", note)
 }

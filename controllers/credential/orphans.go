@@ -18,7 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/controllers/requeue"
 	"github.com/latticekeep/latticekeep/internal/vault"
 )
@@ -36,22 +36,24 @@ type sweeper struct {
 	live     client.Reader // reads from the API server, not from the cache
 	events   events.EventRecorder
 	vault    *vault.Vault
+	formers  *formers
 	cluster  string // UID of the cluster
 	schedule *requeue.Schedule
 	now      func() time.Time
 }
 
-// AddOrphanSweeper adds the controller that releases the vault entries of objects deleted without
+// addOrphanSweeper adds the controller that releases the vault entries of objects deleted without
 // their finalizer.
-func AddOrphanSweeper(mgr manager.Manager, c Config) error {
+func addOrphanSweeper(mgr manager.Manager, c Config, left *formers) error {
 	s := &sweeper{
-		cached: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder(v1alpha1.OperatorName),
-		vault: c.Vault, cluster: c.Cluster, schedule: requeue.NewSchedule(c.Now), now: c.Now,
+		cached: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder(v1beta1.OperatorName),
+		vault: c.Vault, formers: left, cluster: c.Cluster, schedule: requeue.NewSchedule(c.Now), now: c.Now,
 	}
+	left.release = s.release
 	s.schedule.Set(types.NamespacedName{Name: "all"}, s.now())
 	return builder.ControllerManagedBy(mgr).
 		Named("orphans").
-		Watches(&v1alpha1.SealedCredential{}, handler.Funcs{}). // only fills the cache before the first run
+		Watches(&v1beta1.SealedCredential{}, handler.Funcs{}). // only fills the cache before the first run
 		WatchesRawSource(s.schedule).
 		WithOptions(controller.Options{RateLimiter: requeue.NewRateLimiter()}).
 		Complete(s)
@@ -61,11 +63,11 @@ func AddOrphanSweeper(mgr manager.Manager, c Config) error {
 func (s *sweeper) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	now := s.now()
 	// Read the owners before the cache: an entry stored in between is not an orphan.
-	owners, err := s.vault.Owners(ctx, s.cluster)
+	owners, _, err := s.vault.Objects(ctx, s.cluster)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	list := new(v1alpha1.SealedCredentialList)
+	list := new(v1beta1.SealedCredentialList)
 	if err := s.cached.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
 		return reconcile.Result{}, fmt.Errorf("listing SealedCredentials: %w", err)
 	}
@@ -89,7 +91,7 @@ func (s *sweeper) Reconcile(ctx context.Context, req reconcile.Request) (reconci
 // release releases the entries of owner, unless the API server has the object: the cache may lag.
 func (s *sweeper) release(ctx context.Context, owner vault.Owner) error {
 	object := new(metav1.PartialObjectMetadata)
-	object.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind(v1alpha1.KindSealedCredential))
+	object.SetGroupVersionKind(v1beta1.GroupVersion.WithKind(v1beta1.KindSealedCredential))
 	err := s.live.Get(ctx, client.ObjectKey{Namespace: owner.Namespace, Name: owner.Name}, object)
 	if client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("looking for the owner of a vault entry: %w", err)
@@ -97,12 +99,13 @@ func (s *sweeper) release(ctx context.Context, owner vault.Owner) error {
 	if err == nil && string(object.UID) == owner.UID {
 		return nil
 	}
-	if err := s.vault.Release(ctx, principalFor(ctx, owner.Tenant, types.UID(owner.UID)), owner.UID, false); err != nil {
+	if err := s.vault.Release(ctx, principalFor(ctx, owner.Tenant, types.UID(owner.UID)), owner.UID, [32]byte{}, false); err != nil {
 		return err
 	}
+	s.formers.changed()
 	const note = "the object is gone and the vault entry is kept, no longer tied to it"
 	log.FromContext(ctx).Info(note, "namespace", owner.Namespace, "name", owner.Name, "uid", owner.UID)
-	gone := &v1alpha1.SealedCredential{ObjectMeta: metav1.ObjectMeta{
+	gone := &v1beta1.SealedCredential{ObjectMeta: metav1.ObjectMeta{
 		Namespace: owner.Namespace, Name: owner.Name, UID: types.UID(owner.UID),
 	}}
 	s.events.Eventf(gone, nil, corev1.EventTypeNormal, "Released", "Release", note)

@@ -6,7 +6,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/sealing"
 	"github.com/latticekeep/latticekeep/internal/secret"
@@ -17,7 +17,7 @@ import (
 func (o *outcome) entryMissing() bool { return o.owned == nil || o.owned.Missing }
 
 // matchesSpec reports whether the vault entry was made from the current spec of sc.
-func matchesSpec(owned *vault.Owned, sc *v1alpha1.SealedCredential) bool {
+func matchesSpec(owned *vault.Owned, sc *v1beta1.SealedCredential) bool {
 	return owned != nil && !owned.Missing && owned.SpecDigest == sealing.SpecDigest(sc)
 }
 
@@ -30,9 +30,11 @@ type outcome struct {
 	specRefused  *refusal     // why the spec cannot be applied
 	err          error        // temporary failure; the operator retries
 
-	target          *v1alpha1.TargetStatus  // observed target Secret; nil if not observed
+	target          *v1beta1.TargetStatus   // observed target Secret; nil if not observed
 	targetRefused   *refusal                // why the target Secret cannot match the spec
 	values          map[string]secret.Bytes // values of owned if already opened
+	given           map[string]secret.Bytes // values that the target Secret was handed over with
+	formerValues    string                  // what to do about the values of a previous object; empty for none
 	targetDropped   bool                    // a previous target was deleted or released
 	targetUnwritten bool                    // err is a failure to write the target Secret
 	targetDrifted   bool                    // the target Secret changed and stays so while suspended
@@ -85,6 +87,14 @@ func (o *outcome) zeroValues() {
 	o.values = nil
 }
 
+// zeroGiven overwrites the values that the target Secret was handed over with.
+func (o *outcome) zeroGiven() {
+	for _, value := range o.given {
+		value.Zero()
+	}
+	o.given = nil
+}
+
 // entryVersion returns the version of the vault entry, or 0 for none.
 func (o *outcome) entryVersion() uint64 {
 	if o.owned == nil {
@@ -101,5 +111,5 @@ func (r *refusal) Unwrap() error { return r.err }
 // refuseTarget returns a refusal of a target. It is transient only for ReasonTargetConflict; any
 // other reason means that the spec itself is wrong.
 func refuseTarget(reason, format string, args ...any) *refusal {
-	return &refusal{reason: reason, err: fault.New(fault.Invalid, "spec.target: "+fmt.Sprintf(format, args...)), transient: reason == v1alpha1.ReasonTargetConflict}
+	return &refusal{reason: reason, err: fault.New(fault.Invalid, "spec.target: "+fmt.Sprintf(format, args...)), transient: reason == v1beta1.ReasonTargetConflict}
 }

@@ -9,14 +9,18 @@
 package credential
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
+	corev1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -26,12 +30,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/controllers/requeue"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
@@ -49,6 +54,9 @@ type Config struct {
 	Cluster string // UID of the cluster
 	Policy  sealing.Policy
 	Workers int // number of objects reconciled at the same time
+
+	LooksPerMinute int  // number of target Secrets looked at in a minute without being asked
+	WatchSecrets   bool // the manager's cache has the metadata of Secrets of some namespaces
 
 	// CountChange counts a stored version by the kind of change, such as "rotated".
 	CountChange func(change string)
@@ -69,6 +77,7 @@ type reconciler struct {
 	reader   client.Reader // reads SealedCredentials from the cache
 	objects  *objects
 	entries  *entries
+	formers  *formers
 	targets  *targets
 	tenants  *Tenants
 	vault    *vault.Vault
@@ -77,31 +86,48 @@ type reconciler struct {
 	now      func() time.Time
 }
 
-// Add adds the controller of SealedCredentials to the manager.
-func Add(mgr manager.Manager, c Config) error {
-	written := &objects{client: mgr.GetClient(), events: mgr.GetEventRecorder(v1alpha1.OperatorName)}
+// Add adds the controller of SealedCredentials to the manager, and the one that releases the vault
+// entries of objects deleted without their finalizer. It returns a function that returns the time of
+// the oldest of the last looks at all target Secrets, or the zero time if there are none.
+func Add(ctx context.Context, mgr manager.Manager, c Config) (oldestLook func() time.Time, err error) {
+	left := &formers{vault: c.Vault, live: mgr.GetAPIReader(), cluster: c.Cluster, now: c.Now}
+	if err := addOrphanSweeper(mgr, c, left); err != nil {
+		return nil, err
+	}
+	written := &objects{client: mgr.GetClient(), events: mgr.GetEventRecorder(v1beta1.OperatorName)}
 	r := &reconciler{
 		reader: mgr.GetClient(), objects: written,
 		entries: &entries{
 			client: mgr.GetClient(), live: mgr.GetAPIReader(), objects: written,
-			vault: c.Vault, keys: c.Keys, cluster: c.Cluster, countChange: c.CountChange, now: c.Now,
+			vault: c.Vault, keys: c.Keys, formers: left, cluster: c.Cluster, countChange: c.CountChange, now: c.Now,
 		},
-		targets: newTargets(mgr.GetClient(), mgr.GetAPIReader(), c.Now),
+		formers: left,
+		targets: newTargets(mgr.GetClient(), mgr.GetAPIReader(), c.LooksPerMinute, c.Now),
 		tenants: c.Tenants, vault: c.Vault, policy: c.Policy, schedule: requeue.NewSchedule(c.Now), now: c.Now,
 	}
-	// The controller itself makes most status changes, so they trigger no reconcile.
-	changed := predicate.Or[client.Object](predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{})
-	return builder.ControllerManagedBy(mgr).
+	// The controller itself makes most status changes, so they trigger no reconcile. Neither does the
+	// finalizer that it adds, but one that somebody removed is put back.
+	changed := predicate.Or[client.Object](predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{},
+		predicate.LabelChangedPredicate{}, predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
+			return controllerutil.ContainsFinalizer(e.ObjectOld, v1beta1.Finalizer) && !controllerutil.ContainsFinalizer(e.ObjectNew, v1beta1.Finalizer)
+		}})
+	b := builder.ControllerManagedBy(mgr).
 		Named("sealedcredential").
-		For(&v1alpha1.SealedCredential{}, builder.WithPredicates(changed)).
+		For(&v1beta1.SealedCredential{}, builder.WithPredicates(changed)).
 		WatchesRawSource(r.schedule).
-		WithOptions(controller.Options{MaxConcurrentReconciles: c.Workers, RateLimiter: requeue.NewRateLimiter()}).
-		Complete(traced(c.Tracer, r))
+		WithOptions(controller.Options{MaxConcurrentReconciles: c.Workers, RateLimiter: requeue.NewRateLimiter()})
+	if c.WatchSecrets {
+		if err := mgr.GetFieldIndexer().IndexField(ctx, &v1beta1.SealedCredential{}, targetIndex, indexTarget); err != nil {
+			return nil, fmt.Errorf("indexing targets: %w", err)
+		}
+		b = b.WatchesMetadata(&corev1.Secret{}, r.targetHandler())
+	}
+	return r.targets.oldestLook, b.Complete(traced(c.Tracer, r))
 }
 
 // Reconcile implements reconcile.Reconciler.
 func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
-	sc := new(v1alpha1.SealedCredential)
+	sc := new(v1beta1.SealedCredential)
 	if err := r.reader.Get(ctx, req.NamespacedName, sc); apierrors.IsNotFound(err) {
 		r.forget(req.NamespacedName)
 		return reconcile.Result{}, nil
@@ -109,16 +135,20 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		return reconcile.Result{}, fmt.Errorf("reading SealedCredential: %w", err)
 	}
 
-	now := r.now()
+	now, hadFinalizer := r.now(), controllerutil.ContainsFinalizer(sc, v1beta1.Finalizer)
 	o, err := r.reconcile(ctx, sc, now)
 	if o != nil {
 		defer o.zeroValues()
+		defer o.zeroGiven()
 	}
 	if err == nil && o != nil {
 		if fault.Of(o.err) == fault.Conflict {
 			return reconcile.Result{RequeueAfter: requeue.AfterConflict}, nil
 		}
 		err = r.updateStatus(ctx, sc, o, now)
+		if !hadFinalizer && (apierrors.IsNotFound(err) || apierrors.IsConflict(err)) {
+			return reconcile.Result{RequeueAfter: requeue.AfterConflict}, r.releaseVanished(ctx, sc)
+		}
 	}
 	switch {
 	case apierrors.IsConflict(err):
@@ -129,8 +159,23 @@ func (r *reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		r.forget(req.NamespacedName)
 		return reconcile.Result{}, nil
 	}
-	r.schedule.Set(req.NamespacedName, nextReconcile(sc, o, now))
+	r.schedule.Set(req.NamespacedName, nextReconcile(sc, o, r.targets.nextTurn(sc), now))
 	return reconcile.Result{}, o.err
+}
+
+// releaseVanished releases what sc owns if sc vanished while it got its finalizer: the API server
+// deletes an object that had none when the deletion began, even if it has one by now.
+func (r *reconciler) releaseVanished(ctx context.Context, sc *v1beta1.SealedCredential) error {
+	now := new(metav1.PartialObjectMetadata)
+	now.SetGroupVersionKind(v1beta1.GroupVersion.WithKind(v1beta1.KindSealedCredential))
+	err := r.targets.live.Get(ctx, client.ObjectKeyFromObject(sc), now)
+	if client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("looking for a SealedCredential: %w", err)
+	}
+	if err == nil && now.UID == sc.UID {
+		return nil
+	}
+	return r.release(ctx, sc)
 }
 
 // forget drops everything remembered about an object.
@@ -141,9 +186,9 @@ func (r *reconciler) forget(object types.NamespacedName) {
 
 // reconcile brings the vault and the target Secret in line with sc. A nil outcome means that there
 // is no status to write. An error means that sc itself could not be written.
-func (r *reconciler) reconcile(ctx context.Context, sc *v1alpha1.SealedCredential, now time.Time) (*outcome, error) {
+func (r *reconciler) reconcile(ctx context.Context, sc *v1beta1.SealedCredential, now time.Time) (*outcome, error) {
 	if !sc.DeletionTimestamp.IsZero() {
-		if !controllerutil.ContainsFinalizer(sc, v1alpha1.Finalizer) {
+		if !controllerutil.ContainsFinalizer(sc, v1beta1.Finalizer) {
 			return nil, nil
 		}
 		return r.finalize(ctx, sc)
@@ -173,7 +218,7 @@ func (r *reconciler) reconcile(ctx context.Context, sc *v1alpha1.SealedCredentia
 // may be an earlier one with the same name, and thus another tenant. But an entry that a tenant
 // holds for the UID of sc was stored while sc was in that tenant's namespace. So findEntry asks the
 // API server for the namespace only when the cached tenant holds nothing.
-func (r *reconciler) findEntry(ctx context.Context, sc *v1alpha1.SealedCredential) (authz.Principal, *vault.Owned, error) {
+func (r *reconciler) findEntry(ctx context.Context, sc *v1beta1.SealedCredential) (authz.Principal, *vault.Owned, error) {
 	if tenant, ok := r.tenants.fromCache(ctx, sc.Namespace); ok {
 		p := principalFor(ctx, tenant, sc.UID)
 		if owned, err := r.vault.Owned(ctx, p, string(sc.UID)); owned != nil || err != nil {
@@ -191,7 +236,7 @@ func (r *reconciler) findEntry(ctx context.Context, sc *v1alpha1.SealedCredentia
 
 // reconcileSpec updates the vault entry first and then the target Secret. It records the result in
 // o. An error means that sc itself could not be written.
-func (r *reconciler) reconcileSpec(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome, now time.Time) error {
+func (r *reconciler) reconcileSpec(ctx context.Context, p authz.Principal, sc *v1beta1.SealedCredential, o *outcome, now time.Time) error {
 	if o.owned != nil {
 		if err := r.objects.ensureFinalizer(ctx, sc); err != nil {
 			return err
@@ -201,6 +246,17 @@ func (r *reconciler) reconcileSpec(ctx context.Context, p authz.Principal, sc *v
 		return r.checkTarget(ctx, sc, o)
 	}
 	if o.specRefused = r.checkSpec(sc); o.specRefused == nil {
+		if err := r.takeOver(ctx, p, sc, o); err != nil {
+			return err
+		}
+	}
+	if o.specRefused == nil && o.err == nil {
+		holds := func(values map[string]secret.Bytes) bool { return r.vault.Holds(p, string(sc.UID), o.owned, values) }
+		if err := r.takeBack(ctx, sc, o, holds); err != nil {
+			return o.recordAPIError(err)
+		}
+	}
+	if o.specRefused == nil && o.err == nil {
 		if err := r.entries.ensure(ctx, p, sc, o); err != nil {
 			return err
 		}
@@ -213,30 +269,164 @@ func (r *reconciler) reconcileSpec(ctx context.Context, p authz.Principal, sc *v
 	if o.err != nil {
 		return nil
 	}
-	return r.ensureTarget(ctx, p, sc, o, now)
+	return r.ensureTarget(ctx, p, sc, o)
+}
+
+// takeOver lets an object that owns nothing go on with the credential of a previous one: the one that
+// spec.adoptFrom names, or one that was left by an object of the same name, tenant and form. If
+// there is another one of that name, whose values only the vault has, it records in o what to do
+// about that. An error means that sc itself could not be written.
+func (r *reconciler) takeOver(ctx context.Context, p authz.Principal, sc *v1beta1.SealedCredential, o *outcome) error {
+	from := sc.Spec.AdoptFrom
+	named := from != nil && from.CredentialID != ""
+	switch {
+	case o.owned != nil && named && o.owned.ID != from.CredentialID:
+		o.specRefused = &refusal{reason: v1beta1.ReasonFormerValues, err: fault.New(fault.Invalid,
+			"spec.adoptFrom: the object has a vault entry of its own: remove adoptFrom, or delete the object and create it with adoptFrom")}
+		return nil
+	case o.owned != nil, from != nil && !named:
+		return nil
+	case named:
+		guarded, err := r.formers.guarded(ctx)
+		if err != nil {
+			return o.recordAPIError(err)
+		}
+		if !guarded {
+			o.refuseTransiently(v1beta1.ReasonFormerValues, "spec.adoptFrom: the API server does not check who sets it: install the admission policy %s "+
+				"(chart value admissionPolicies.enabled)", policyName)
+			return nil
+		}
+		return r.adopt(ctx, p, sc, o, from.CredentialID)
+	}
+	left, err := r.formers.of(ctx, sc)
+	if err != nil {
+		o.err = err
+		return nil
+	}
+	form := sealing.FormDigest(sc)
+	for _, former := range left {
+		if former.Tenant == p.Tenant && bytes.Equal(former.Form, form[:]) {
+			if err := r.adopt(ctx, p, sc, o, former.Credential); err != nil || o.owned != nil || o.err != nil {
+				return err
+			}
+		}
+	}
+	if len(left) == 0 || sc.Spec.Sealed != nil {
+		return nil // the manifest itself has the values
+	}
+	const fresh = "or set spec.adoptFrom.newValues to true to begin with new ones"
+	if i := slices.IndexFunc(left, func(f vault.Former) bool { return f.Tenant == p.Tenant }); i >= 0 {
+		o.formerValues = fmt.Sprintf("the vault keeps the values of a previous object of this name (%s): set spec.adoptFrom.credentialID to that id to go on with them, "+
+			"which needs the verb adopt, %s", left[i].Credential, fresh)
+	} else {
+		o.formerValues = "the vault keeps the values of an object of this name in an earlier namespace of this name: have an administrator make this namespace part of " +
+			"the tenant of that one (kubernetes.namespacesByUID; the operator's log names the tenant), " + fresh
+		log.FromContext(ctx).Info("a previous namespace left values of an object of this name", "tenant", left[0].Tenant, "uid", left[0].UID)
+	}
+	return nil
+}
+
+// adopt lets sc go on with a credential of its tenant.
+func (r *reconciler) adopt(ctx context.Context, p authz.Principal, sc *v1beta1.SealedCredential, o *outcome, credential string) error {
+	if err := r.objects.ensureFinalizer(ctx, sc); err != nil {
+		return err
+	}
+	owned, err := r.vault.Adopt(ctx, p, string(sc.UID), r.entries.object(sc), credential)
+	r.formers.changed()
+	switch {
+	case errors.Is(err, fault.NotFound) && sc.Spec.AdoptFrom != nil:
+		o.refuseTransiently(v1beta1.ReasonFormerValues, "spec.adoptFrom.credentialID: the tenant of this namespace has no entry of this id that the object can go on with")
+	case errors.Is(err, fault.NotFound):
+	case err != nil:
+		o.err = err
+	default:
+		o.owned, o.entryCurrent = owned, matchesSpec(owned, sc)
+		r.entries.countChange("adopted")
+		r.objects.recordEvent(ctx, sc, "Adopted", "Adopt", fmt.Sprintf("goes on with version %d of %s, which a previous object left", owned.Version, owned.ID))
+	}
+	return nil
+}
+
+// takeBack looks at the Secret where a new object that generates its values is to have its target.
+// That Secret may hold the only copy of values that something uses. If its owner handed it over, its
+// values become those of the object. If it still carries the mark of a previous object, or the vault
+// keeps previous values, the object is refused: it must not begin anew unasked.
+func (r *reconciler) takeBack(ctx context.Context, sc *v1beta1.SealedCredential, o *outcome, holds func(map[string]secret.Bytes) bool) error {
+	if len(sc.Spec.Generate) == 0 {
+		return nil
+	}
+	refuse := func() {
+		if o.formerValues != "" {
+			o.refuseTransiently(v1beta1.ReasonFormerValues, "%s", o.formerValues)
+		}
+	}
+	if last := r.targets.lastKnown(sc); sc.Spec.Target == nil || last != nil && last.Name == targetName(sc) {
+		refuse()
+		return nil
+	}
+	is := new(corev1.Secret)
+	err := r.targets.live.Get(ctx, client.ObjectKey{Namespace: sc.Namespace, Name: targetName(sc)}, is)
+	if apierrors.IsNotFound(err) {
+		refuse()
+		return nil
+	} else if err != nil {
+		return fmt.Errorf("reading the Secret in the target's place: %w", err)
+	}
+	defer clearData(is)
+	owner, adopt := is.Annotations[v1beta1.AnnotationOwner], is.Annotations[v1beta1.AnnotationAdopt] == sc.Name
+	former := owner != "" && owner != string(sc.UID)
+	inherited := o.owned != nil && former && owner == o.owned.Former // it comes with the entry
+	switch {
+	case owner == string(sc.UID), !former && !adopt, inherited && !adopt && !isAhead(sc, is, o.owned, holds):
+		refuse() // a Secret of somebody else is a conflict of the target, once there are values for it
+		return nil
+	case !adopt && inherited:
+		o.refuseTransiently(v1beta1.ReasonFormerValues, "spec.target: the Secret %s holds other values than version %d in the vault, and they may be newer: "+
+			"annotate it with %s=%s to go on with them, or delete it to go on with those in the vault", is.Name, o.owned.Version, v1beta1.AnnotationAdopt, sc.Name)
+		return nil
+	case !adopt && o.formerValues != "":
+		o.refuseTransiently(v1beta1.ReasonFormerValues, "%s; or annotate the Secret %s with %s=%s to go on with its values", o.formerValues, is.Name, v1beta1.AnnotationAdopt, sc.Name)
+		return nil
+	case !adopt:
+		o.refuseTransiently(v1beta1.ReasonFormerValues, "spec.target: the Secret %s holds the values of a previous object: annotate it with %s=%s to go on with them, "+
+			"or delete it", is.Name, v1beta1.AnnotationAdopt, sc.Name)
+		return nil
+	}
+	given, missing, half := valuesOf(sc, is)
+	if former && len(missing) > 0 || half {
+		o.refuseTransiently(v1beta1.ReasonFormerValues, "spec.target: the Secret %s holds values to go on with, but not %s by itself: "+
+			"give spec.target.keys an entry with from for each, and the Secret such a key, or delete the Secret", is.Name, strings.Join(missing, ", "))
+		return nil
+	}
+	if len(given) == 0 {
+		refuse()
+		return nil
+	}
+	o.given = given
+	return nil
 }
 
 // checkSpec returns the reason to refuse sc that does not depend on its values, or nil.
-func (r *reconciler) checkSpec(sc *v1alpha1.SealedCredential) *refusal {
+func (r *reconciler) checkSpec(sc *v1beta1.SealedCredential) *refusal {
 	if err := sealing.Check(sc); err != nil {
-		reason := v1alpha1.ReasonInvalidSpec
+		reason := v1beta1.ReasonInvalidSpec
 		if sc.Spec.Sealed != nil {
-			reason = v1alpha1.ReasonInvalidSealed
+			reason = v1beta1.ReasonInvalidSealed
 		}
 		return &refusal{reason: reason, err: err}
 	}
 	if err := r.policy.Check(sc); err != nil {
-		return &refusal{reason: v1alpha1.ReasonPolicy, err: err}
+		return &refusal{reason: v1beta1.ReasonPolicy, err: err}
 	}
 	return nil
 }
 
 // ensureTarget writes the vault's version into the target Secret of sc, and deletes a previous
 // target.
-func (r *reconciler) ensureTarget(ctx context.Context, p authz.Principal, sc *v1alpha1.SealedCredential, o *outcome, now time.Time) error {
+func (r *reconciler) ensureTarget(ctx context.Context, p authz.Principal, sc *v1beta1.SealedCredential, o *outcome) error {
 	last := r.targets.lastKnown(sc)
 	unchanged := last != nil && last.Spec == targetDigest(sc)
-	if !o.entryCurrent && !unchanged {
+	if !o.entryCurrent && !unchanged || o.specRefused != nil && o.specRefused.reason == v1beta1.ReasonFormerValues {
 		return nil // a refused spec changes nothing
 	}
 	if last != nil && last.Name != targetName(sc) {
@@ -253,12 +443,12 @@ func (r *reconciler) ensureTarget(ctx context.Context, p authz.Principal, sc *v1
 	from := sourceOf(sc, o.owned)
 	isUpToDate := unchanged && last.Audit == from.audit
 	if isUpToDate {
-		intact, err := r.targets.isUnchanged(ctx, sc, last)
+		seen, err := r.targets.isUnchanged(ctx, sc, last)
 		if err != nil {
 			return o.recordAPIError(err)
 		}
-		if intact {
-			o.target = last
+		if seen != nil {
+			o.target = seen
 			return nil
 		}
 	}
@@ -280,19 +470,19 @@ func (r *reconciler) ensureTarget(ctx context.Context, p authz.Principal, sc *v1
 		if err := r.entries.restore(ctx, p, sc, o); err != nil || o.values == nil {
 			return err
 		}
-		return r.ensureTarget(ctx, p, sc, o, now)
+		return r.ensureTarget(ctx, p, sc, o)
 	case o.err != nil:
 		return nil
 	case errors.As(err, &o.targetRefused):
 		r.targets.rememberRefusal(sc, from, o.targetRefused)
 		return nil
 	case err != nil:
-		r.targets.setMemory(sc, &targetMemory{dryRunFirst: true})
+		r.targets.rememberFailure(sc)
 		o.targetUnwritten = true
 		return o.recordAPIError(err)
 	}
 	o.target = seen
-	r.targets.scheduleCheck(sc, now, seen)
+	r.targets.recordLook(sc, seen)
 	switch {
 	case isUpToDate && what != "":
 		what = "Repaired"
@@ -306,21 +496,21 @@ func (r *reconciler) ensureTarget(ctx context.Context, p authz.Principal, sc *v1
 }
 
 // checkTarget records whether the target Secret of a suspended object has changed.
-func (r *reconciler) checkTarget(ctx context.Context, sc *v1alpha1.SealedCredential, o *outcome) error {
+func (r *reconciler) checkTarget(ctx context.Context, sc *v1beta1.SealedCredential, o *outcome) error {
 	last := r.targets.lastKnown(sc)
 	if sc.Spec.Target == nil || last == nil {
 		return nil
 	}
-	intact, err := r.targets.isUnchanged(ctx, sc, last)
+	seen, err := r.targets.isUnchanged(ctx, sc, last)
 	if err != nil {
 		return o.recordAPIError(err)
 	}
-	o.targetDrifted = !intact
+	o.target, o.targetDrifted = seen, seen == nil
 	return nil
 }
 
 // updateStatus writes the status if it changed, and records an event for every new warning.
-func (r *reconciler) updateStatus(ctx context.Context, sc *v1alpha1.SealedCredential, o *outcome, now time.Time) error {
+func (r *reconciler) updateStatus(ctx context.Context, sc *v1beta1.SealedCredential, o *outcome, now time.Time) error {
 	status := o.status(sc, now)
 	if apiequality.Semantic.DeepEqual(status, sc.Status) {
 		return nil
@@ -330,29 +520,30 @@ func (r *reconciler) updateStatus(ctx context.Context, sc *v1alpha1.SealedCreden
 	if err := r.objects.patchStatus(ctx, before, sc); err != nil {
 		return err
 	}
-	for _, kind := range []string{v1alpha1.ConditionStalled, v1alpha1.ConditionExpiring, v1alpha1.ConditionValuesStale} {
+	for _, kind := range []string{v1beta1.ConditionStalled, v1beta1.ConditionExpiring, v1beta1.ConditionValuesStale} {
 		was := meta.FindStatusCondition(before.Status.Conditions, kind)
 		is := meta.FindStatusCondition(status.Conditions, kind)
 		if is == nil || is.Status != metav1.ConditionTrue {
 			continue
 		}
 		// A new message of Stalled deserves an event. The growing age of stale values does not.
-		if was == nil || was.Status != is.Status || was.Reason != is.Reason || kind == v1alpha1.ConditionStalled && was.Message != is.Message {
+		if was == nil || was.Status != is.Status || was.Reason != is.Reason || kind == v1beta1.ConditionStalled && was.Message != is.Message {
 			r.objects.recordWarning(sc, kind, is.Message)
 		}
 	}
 	return nil
 }
 
-// nextReconcile returns the time of the next reconcile if the object does not change before.
-func nextReconcile(sc *v1alpha1.SealedCredential, o *outcome, now time.Time) time.Time {
+// nextReconcile returns the time of the next reconcile if the object does not change before. turn is
+// that of a look at the target Secret that waits.
+func nextReconcile(sc *v1beta1.SealedCredential, o *outcome, turn, now time.Time) time.Time {
 	wait := recheck
 	if refused := cmp.Or(o.specRefused, o.targetRefused); refused != nil && refused.transient {
 		wait = refusedRecheck
 	}
 	next := now.Add(wait - rand.N(wait/5)) //nolint:gosec // spreads reconciles, hides nothing
 	s := sc.Status
-	times := []*metav1.Time{s.NextRotationTime, s.ExpiresAt, o.overdueAt(sc), o.staleAt(sc)}
+	times := []*metav1.Time{s.NextRotationTime, s.ExpiresAt, o.overdueAt(sc), o.staleAt(sc), {Time: turn}}
 	if s.Previous != nil {
 		times = append(times, &s.Previous.ReadableUntil)
 	}
@@ -366,7 +557,7 @@ func nextReconcile(sc *v1alpha1.SealedCredential, o *outcome, now time.Time) tim
 
 // finalize releases what sc owns, and then removes the finalizer. It removes the finalizer of an
 // abandoned object even if its vault entry could not be released.
-func (r *reconciler) finalize(ctx context.Context, sc *v1alpha1.SealedCredential) (*outcome, error) {
+func (r *reconciler) finalize(ctx context.Context, sc *v1beta1.SealedCredential) (*outcome, error) {
 	err := r.release(ctx, sc)
 	note := "the vault entry is deleted"
 	switch {
@@ -390,7 +581,7 @@ func (r *reconciler) finalize(ctx context.Context, sc *v1alpha1.SealedCredential
 
 // release deletes the target Secret of sc and deletes or releases its vault entry, as the deletion
 // policies say.
-func (r *reconciler) release(ctx context.Context, sc *v1alpha1.SealedCredential) error {
+func (r *reconciler) release(ctx context.Context, sc *v1beta1.SealedCredential) error {
 	if err := r.targets.finalize(ctx, sc); err != nil {
 		return apiError{err}
 	}
@@ -398,14 +589,24 @@ func (r *reconciler) release(ctx context.Context, sc *v1alpha1.SealedCredential)
 	if err != nil {
 		return err
 	}
-	return r.vault.Release(ctx, principalFor(ctx, tenant, sc.UID), string(sc.UID), !retainsEntry(sc))
+	p := principalFor(ctx, tenant, sc.UID)
+	var form [32]byte
+	if retainsEntry(sc) {
+		defer r.formers.changed()
+		owned, err := r.vault.Owned(ctx, p, string(sc.UID))
+		if err != nil {
+			return err
+		}
+		form = acceptedForm(sc, owned)
+	}
+	return r.vault.Release(ctx, p, string(sc.UID), form, !retainsEntry(sc))
 }
 
 // retainsEntry reports whether the vault entry outlives sc.
-func retainsEntry(sc *v1alpha1.SealedCredential) bool {
-	return sc.Spec.DeletionPolicy == v1alpha1.DeletionRetain || isAbandoned(sc)
+func retainsEntry(sc *v1beta1.SealedCredential) bool {
+	return sc.Spec.DeletionPolicy == v1beta1.DeletionRetain || isAbandoned(sc)
 }
 
-func isAbandoned(sc *v1alpha1.SealedCredential) bool {
-	return sc.Annotations[v1alpha1.AnnotationAbandon] == "true"
+func isAbandoned(sc *v1beta1.SealedCredential) bool {
+	return sc.Annotations[v1beta1.AnnotationAbandon] == "true"
 }

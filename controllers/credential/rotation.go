@@ -7,7 +7,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/internal/vault"
 )
 
@@ -17,8 +17,8 @@ import (
 const triggerOwed = "latticekeep.dev/owed"
 
 // regenerates reports whether a rotation of sc generates new values.
-func regenerates(sc *v1alpha1.SealedCredential) bool {
-	return sc.Spec.Rotation != nil && sc.Spec.Rotation.Policy == v1alpha1.RotationRegenerate && len(sc.Spec.Generate) > 0
+func regenerates(sc *v1beta1.SealedCredential) bool {
+	return sc.Spec.Rotation != nil && sc.Spec.Rotation.Policy == v1beta1.RotationRegenerate && len(sc.Spec.Generate) > 0
 }
 
 // nextRotation returns when the vault's version is to be rotated: spec.rotation.before ahead of its
@@ -31,7 +31,7 @@ func regenerates(sc *v1alpha1.SealedCredential) bool {
 // The rotation is earlier by up to a tenth of before, or of the rest of the life if that is
 // shorter. This jitter is constant for one version, so that objects created together are not
 // rotated together. The result is a whole second, as the status shows it.
-func nextRotation(sc *v1alpha1.SealedCredential, owned *vault.Owned) time.Time {
+func nextRotation(sc *v1beta1.SealedCredential, owned *vault.Owned) time.Time {
 	before := rotationLead(sc, owned)
 	jitter := min(before, owned.ExpiresAt.Sub(owned.SealedAt)-before) / 10
 	h := fnv.New64a()
@@ -41,7 +41,7 @@ func nextRotation(sc *v1alpha1.SealedCredential, owned *vault.Owned) time.Time {
 }
 
 // rotationLead returns how long before its expiry the version is to be rotated.
-func rotationLead(sc *v1alpha1.SealedCredential, owned *vault.Owned) time.Duration {
+func rotationLead(sc *v1beta1.SealedCredential, owned *vault.Owned) time.Duration {
 	life := owned.ExpiresAt.Sub(owned.SealedAt)
 	if r := sc.Spec.Rotation; r != nil && r.Before != nil && r.Before.Duration <= life-time.Hour {
 		return r.Before.Duration
@@ -50,7 +50,7 @@ func rotationLead(sc *v1alpha1.SealedCredential, owned *vault.Owned) time.Durati
 }
 
 // rotationTrigger returns spec.rotation.trigger.
-func rotationTrigger(sc *v1alpha1.SealedCredential) string {
+func rotationTrigger(sc *v1beta1.SealedCredential) string {
 	if sc.Spec.Rotation == nil {
 		return ""
 	}

@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/vault"
@@ -23,7 +23,7 @@ const day = 24 * time.Hour
 var (
 	epoch      = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	errDown    = fault.Wrap(fault.Unavailable, "the vault is down", errors.New("secret detail for the log"))
-	errRefused = &refusal{reason: v1alpha1.ReasonInvalidSealed, err: fault.New(fault.Invalid, "the values do not open")}
+	errRefused = &refusal{reason: v1beta1.ReasonInvalidSealed, err: fault.New(fault.Invalid, "the values do not open")}
 )
 
 // ownedAt is a version that lives ninety days from at.
@@ -36,10 +36,10 @@ func ownedAt(version uint64, at time.Time) *vault.Owned {
 }
 
 // conditions writes them as "Ready=False/Reason Stalled=True/Reason", without Expiring while that is false.
-func conditions(s v1alpha1.SealedCredentialStatus) string {
+func conditions(s v1beta1.SealedCredentialStatus) string {
 	var text []string
 	for _, c := range s.Conditions {
-		if c.Type == v1alpha1.ConditionExpiring && c.Status == metav1.ConditionFalse {
+		if c.Type == v1beta1.ConditionExpiring && c.Status == metav1.ConditionFalse {
 			continue
 		}
 		text = append(text, c.Type+"="+string(c.Status)+"/"+c.Reason)
@@ -49,25 +49,25 @@ func conditions(s v1alpha1.SealedCredentialStatus) string {
 
 func TestStatusSaysWhatWasObserved(t *testing.T) {
 	// An object of generation 2 that was sealed as of generation 1 at epoch, looked at an hour later.
-	sealed := func() *v1alpha1.SealedCredential {
-		sc := new(v1alpha1.SealedCredential)
+	sealed := func() *v1beta1.SealedCredential {
+		sc := new(v1beta1.SealedCredential)
 		sc.Generation, sc.Status.ObservedGeneration = 1, -1
-		sc.Spec.Sealed = &v1alpha1.Sealed{KeyID: "old"}
+		sc.Spec.Sealed = &v1beta1.Sealed{KeyID: "old"}
 		sc.Status = (&outcome{owned: ownedAt(1, epoch), entryKnown: true, entryCurrent: true}).status(sc, epoch)
 		sc.Generation, sc.Spec.Sealed.KeyID = 2, "new"
 		return sc
 	}
-	unseen := func() *v1alpha1.SealedCredential {
+	unseen := func() *v1beta1.SealedCredential {
 		sc := sealed()
-		sc.Status = v1alpha1.SealedCredentialStatus{ObservedGeneration: -1}
+		sc.Status = v1beta1.SealedCredentialStatus{ObservedGeneration: -1}
 		return sc
 	}
-	suspended := func() *v1alpha1.SealedCredential {
+	suspended := func() *v1beta1.SealedCredential {
 		sc := sealed()
 		sc.Spec.Suspend = true
 		return sc
 	}
-	deleted := func() *v1alpha1.SealedCredential {
+	deleted := func() *v1beta1.SealedCredential {
 		sc := sealed()
 		sc.DeletionTimestamp = &metav1.Time{Time: epoch}
 		return sc
@@ -75,7 +75,7 @@ func TestStatusSaysWhatWasObserved(t *testing.T) {
 	missing := &vault.Owned{Credential: vault.Credential{ID: "cred_one", Version: 1}, Trigger: "first", SealingKey: "key", Missing: true}
 
 	for name, c := range map[string]struct {
-		object     func() *v1alpha1.SealedCredential
+		object     func() *v1beta1.SealedCredential
 		saw        outcome
 		now        time.Time // default an hour after epoch
 		conditions string
@@ -191,7 +191,7 @@ func TestStatusSaysWhatWasObserved(t *testing.T) {
 }
 
 func TestTransitionTimeMovesWithTheStatusOfACondition(t *testing.T) {
-	sc := new(v1alpha1.SealedCredential)
+	sc := new(v1beta1.SealedCredential)
 	good := outcome{owned: ownedAt(1, epoch), entryKnown: true, entryCurrent: true}
 	bad := outcome{owned: ownedAt(1, epoch), entryKnown: true, specRefused: errRefused}
 	for i, step := range []struct {
@@ -203,11 +203,11 @@ func TestTransitionTimeMovesWithTheStatusOfACondition(t *testing.T) {
 		at := epoch.Add(time.Duration(i) * time.Minute)
 		sc.Generation++
 		sc.Status = step.saw.status(sc, at)
-		ready := meta.FindStatusCondition(sc.Status.Conditions, v1alpha1.ConditionReady)
+		ready := meta.FindStatusCondition(sc.Status.Conditions, v1beta1.ConditionReady)
 		if want := epoch.Add(time.Duration(step.since) * time.Minute); !ready.LastTransitionTime.Time.Equal(want) {
 			t.Errorf("step %d: Ready is %s since %v, want %v", i, ready.Status, ready.LastTransitionTime, want)
 		}
-		if stalled := meta.FindStatusCondition(sc.Status.Conditions, v1alpha1.ConditionStalled); (stalled != nil) != (step.saw.specRefused != nil) {
+		if stalled := meta.FindStatusCondition(sc.Status.Conditions, v1beta1.ConditionStalled); (stalled != nil) != (step.saw.specRefused != nil) {
 			t.Errorf("step %d: Stalled is %v", i, stalled)
 		}
 	}
@@ -225,9 +225,9 @@ func TestRotationIsDueBeforeTheEnd(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			owned := ownedAt(1, epoch.Add(123456*time.Microsecond))
 			owned.ExpiresAt = owned.SealedAt.Add(c.life)
-			sc := new(v1alpha1.SealedCredential)
+			sc := new(v1beta1.SealedCredential)
 			if c.before != 0 {
-				sc.Spec.Rotation = &v1alpha1.Rotation{Before: &metav1.Duration{Duration: c.before}}
+				sc.Spec.Rotation = &v1beta1.Rotation{Before: &metav1.Duration{Duration: c.before}}
 			}
 			seen := make(map[time.Duration]bool)
 			for i := range 100 {

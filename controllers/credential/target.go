@@ -4,28 +4,27 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net/http"
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/vault"
 )
 
 // targets writes the vault's values into target Secrets.
 //
-// It does not list, watch or cache Secrets. It recognizes a correct Secret by its resourceVersion,
-// which the status shows. While the resourceVersion stays the same, the vault opens no values and
-// the audit log needs no entry. The operator checks for drift once in every recheck interval, at
-// jittered times.
+// It recognizes a correct Secret by its resourceVersion, which the status shows. While the
+// resourceVersion stays the same, the vault opens no values and the audit log needs no entry. It
+// does not list Secrets, and caches none: looks.go says when it looks at one.
 //
 // An object owns an existing Secret if the Secret's owner annotation names the object's UID. The
 // operator never changes any other Secret, unless the Secret's adopt annotation names the object.
@@ -34,125 +33,17 @@ type targets struct {
 	client client.Client // writes
 	live   client.Reader // reads from the API server, not from the cache
 	now    func() time.Time
+	pace   *rate.Limiter // paces looks that nobody asked for
 
 	mu       sync.Mutex
 	memories map[types.NamespacedName]*targetMemory // keyed by object
 }
 
-func newTargets(c client.Client, live client.Reader, now func() time.Time) *targets {
-	return &targets{client: c, live: live, now: now, memories: make(map[types.NamespacedName]*targetMemory)}
-}
-
-// recheck is the interval between reconciles of an unchanged object. It finds, for example, a
-// deleted vault entry or a restored sealing key. A fifth of the interval is jitter.
-const recheck = 10 * time.Minute
-
-// targetMemory is what targets remembers about a target, to avoid needless reads and, above all,
-// needless opening of values.
-type targetMemory struct {
-	object      types.UID
-	nextCheck   time.Time // time of the next drift check
-	refused     *refusal  // why the values of source cannot make this target
-	source      source
-	dryRunFirst bool // the last write failed: test the next one with a dry run
-
-	// seen is the target as last written or observed. The status has it too, but may not have been
-	// written since.
-	seen *v1alpha1.TargetStatus
-}
-
-// isUnchanged reports whether the Secret is as last seen. It returns true without looking until the
-// next drift check is due.
-func (t *targets) isUnchanged(ctx context.Context, sc *v1alpha1.SealedCredential, seen *v1alpha1.TargetStatus) (bool, error) {
-	now, at := t.now(), t.memory(sc).nextCheck
-	if at.IsZero() { // the operator has just started: spread the checks
-		at = now.Add(rand.N(recheck)) //nolint:gosec // spreads checks, hides nothing
-		t.setMemory(sc, &targetMemory{nextCheck: at})
-	}
-	if now.Before(at) {
-		return true, nil
-	}
-	m := new(metav1.PartialObjectMetadata)
-	m.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Secret"))
-	err := t.live.Get(ctx, client.ObjectKey{Namespace: sc.Namespace, Name: seen.Name}, m)
-	if apierrors.IsNotFound(err) {
-		return false, nil
-	} else if err != nil {
-		return false, fmt.Errorf("looking at the target Secret: %w", err)
-	}
-	if m.UID != seen.UID || m.ResourceVersion != seen.ResourceVersion {
-		return false, nil
-	}
-	t.scheduleCheck(sc, now, seen)
-	return true, nil
-}
-
-// scheduleCheck remembers what was seen and schedules the next drift check, between a half and
-// three quarters of a recheck interval from now.
-func (t *targets) scheduleCheck(sc *v1alpha1.SealedCredential, now time.Time, seen *v1alpha1.TargetStatus) {
-	next := now.Add(recheck/2 + rand.N(recheck/4)) //nolint:gosec // spreads checks, hides nothing
-	t.setMemory(sc, &targetMemory{nextCheck: next, seen: seen})
-}
-
-// lastKnown returns the last known target, or nil for none. The operator may have stopped after it
-// wrote a target and before it wrote the status. If the spec no longer has a target, lastKnown then
-// assumes a Secret with the default name.
-func (t *targets) lastKnown(sc *v1alpha1.SealedCredential) *v1alpha1.TargetStatus {
-	if seen := t.memory(sc).seen; seen != nil {
-		return seen
-	}
-	if sc.Status.Target == nil && sc.Spec.Target == nil && sc.Generation > 1 && sc.Status.ObservedGeneration != sc.Generation {
-		return &v1alpha1.TargetStatus{Name: sc.Name}
-	}
-	return sc.Status.Target
-}
-
-// rememberRefusal remembers a refusal until the spec or the version changes. It remembers no
-// transient refusal, but requires a dry run before the next write.
-func (t *targets) rememberRefusal(sc *v1alpha1.SealedCredential, of source, refused *refusal) {
-	if refused.transient {
-		t.setMemory(sc, &targetMemory{dryRunFirst: true})
-	} else {
-		t.setMemory(sc, &targetMemory{refused: refused, source: of})
-	}
-}
-
-func (t *targets) rememberedRefusal(sc *v1alpha1.SealedCredential, of source) *refusal {
-	if k := t.memory(sc); k.source == of {
-		return k.refused
-	}
-	return nil
-}
-
-func (t *targets) memory(sc *v1alpha1.SealedCredential) targetMemory {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if k := t.memories[client.ObjectKeyFromObject(sc)]; k != nil && k.object == sc.UID {
-		return *k
-	}
-	return targetMemory{}
-}
-
-func (t *targets) setMemory(sc *v1alpha1.SealedCredential, k *targetMemory) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	key := client.ObjectKeyFromObject(sc)
-	if former := t.memories[key]; former != nil && former.object == sc.UID {
-		if k.seen == nil {
-			k.seen = former.seen
-		}
-		if k.nextCheck.IsZero() { // keep the scheduled check
-			k.nextCheck = former.nextCheck
-		}
-	}
-	k.object = sc.UID
-	t.memories[key] = k
-}
-
-func (t *targets) forget(object types.NamespacedName) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	delete(t.memories, object)
+// newTargets returns targets that look at looksPerMinute Secrets a minute unasked.
+func newTargets(c client.Client, live client.Reader, looksPerMinute int, now func() time.Time) *targets {
+	// A second's looks may come at once, so that the usual ones need not wait.
+	pace := rate.NewLimiter(rate.Limit(looksPerMinute)/60, max(1, looksPerMinute/60))
+	return &targets{client: c, live: live, now: now, pace: pace, memories: make(map[types.NamespacedName]*targetMemory)}
 }
 
 // ensure brings the Secret in line with sc, and returns the Secret's status and what it did:
@@ -161,14 +52,14 @@ func (t *targets) forget(object types.NamespacedName) {
 //
 // fresh means that no target is known and the values are already open. The Secret then most likely
 // does not exist, so ensure tries to create it before it reads anything.
-func (t *targets) ensure(ctx context.Context, sc *v1alpha1.SealedCredential, of *vault.Owned, fresh bool,
-	values func() (map[string]secret.Bytes, error)) (*v1alpha1.TargetStatus, string, error) {
+func (t *targets) ensure(ctx context.Context, sc *v1beta1.SealedCredential, of *vault.Owned, fresh bool,
+	values func() (map[string]secret.Bytes, error)) (*v1beta1.TargetStatus, string, error) {
 	var is *corev1.Secret
 	wary := t.memory(sc).dryRunFirst
 	what, fresh := "Created", fresh && !wary
 	if !fresh {
 		var err error
-		if is, what, err = t.claim(ctx, sc); err != nil {
+		if is, what, err = t.claim(ctx, sc, of.Former); err != nil {
 			return nil, "", err
 		}
 	}
@@ -179,6 +70,9 @@ func (t *targets) ensure(ctx context.Context, sc *v1alpha1.SealedCredential, of 
 		if err := classifyWriteError(t.dryRun(ctx, sc, is, of.Version)); err != nil {
 			return nil, "", err
 		}
+	}
+	if is != nil && t.holds(sc, is, of) {
+		return t.update(ctx, sc, is, desiredSecret(sc, of.Version, is.Data), what, of)
 	}
 	plain, err := values()
 	if err != nil {
@@ -192,15 +86,18 @@ func (t *targets) ensure(ctx context.Context, sc *v1alpha1.SealedCredential, of 
 	defer clearData(want)
 	if is == nil {
 		err = t.create(ctx, want)
+		t.rememberData(sc, want)
 		if !fresh || !apierrors.IsAlreadyExists(err) {
-			return statusOfTarget(sc, want, of), what, classifyWriteError(err)
+			return t.statusOf(sc, want, of), what, classifyWriteError(err)
 		}
-		if is, what, err = t.claim(ctx, sc); err != nil || is == nil {
+		if is, what, err = t.claim(ctx, sc, of.Former); err != nil || is == nil {
 			return nil, "", errors.Join(err, errConflict)
 		}
 		defer clearData(is)
 	}
-	return t.update(ctx, sc, is, want, what, of)
+	seen, what, err := t.update(ctx, sc, is, want, what, of)
+	t.rememberData(sc, want)
+	return seen, what, err
 }
 
 // errConflict means that another client changed the same Secret.
@@ -208,8 +105,9 @@ var errConflict = apierrors.NewConflict(corev1.Resource("secrets"), "", errors.N
 
 // claim returns the existing Secret that is to become the target, with "Updated" or "Adopted". It
 // returns nil and "Created" if there is no Secret yet, and a refusal if the object neither owns nor
-// may adopt it.
-func (t *targets) claim(ctx context.Context, sc *v1alpha1.SealedCredential) (*corev1.Secret, string, error) {
+// may adopt it. former is the UID of the object that the vault entry was adopted from: its Secret
+// comes with the entry.
+func (t *targets) claim(ctx context.Context, sc *v1beta1.SealedCredential, former string) (*corev1.Secret, string, error) {
 	is := new(corev1.Secret)
 	err := t.live.Get(ctx, client.ObjectKey{Namespace: sc.Namespace, Name: targetName(sc)}, is)
 	switch {
@@ -219,9 +117,10 @@ func (t *targets) claim(ctx context.Context, sc *v1alpha1.SealedCredential) (*co
 		return nil, "", fmt.Errorf("reading the target Secret: %w", err)
 	case !is.DeletionTimestamp.IsZero():
 		clearData(is)
-		return nil, "", refuseTarget(v1alpha1.ReasonTargetConflict, "a Secret of that name is being deleted, and is made again once its finalizers are removed")
+		return nil, "", refuseTarget(v1beta1.ReasonTargetConflict, "a Secret of that name is being deleted, and is made again once its finalizers are removed")
 	}
-	own, adopt := is.Annotations[v1alpha1.AnnotationOwner] == string(sc.UID), is.Annotations[v1alpha1.AnnotationAdopt] == sc.Name
+	owner, adopt := is.Annotations[v1beta1.AnnotationOwner], is.Annotations[v1beta1.AnnotationAdopt] == sc.Name
+	own := owner == string(sc.UID) || owner != "" && owner == former
 	kind := corev1.SecretType(sc.Spec.Target.Type)
 	if kind == "" {
 		kind = corev1.SecretTypeOpaque
@@ -230,12 +129,12 @@ func (t *targets) claim(ctx context.Context, sc *v1alpha1.SealedCredential) (*co
 	case own:
 		return is, "Updated", nil
 	case !adopt:
-		err = refuseTarget(v1alpha1.ReasonTargetConflict, "a Secret of that name exists and is not this object's: annotate it with %s=%s to hand it over, "+
-			"or choose another name", v1alpha1.AnnotationAdopt, sc.Name)
+		err = refuseTarget(v1beta1.ReasonTargetConflict, "a Secret of that name exists and is not this object's: annotate it with %s=%s to hand it over, "+
+			"or choose another name", v1beta1.AnnotationAdopt, sc.Name)
 	case is.Type != kind:
-		err = refuseTarget(v1alpha1.ReasonTargetConflict, "the Secret to adopt has another type, which Kubernetes does not let be changed: set spec.target.type to it")
-	case is.Immutable != nil && *is.Immutable:
-		err = refuseTarget(v1alpha1.ReasonTargetConflict, "the Secret to adopt is immutable: delete it, and it is made again")
+		err = refuseTarget(v1beta1.ReasonTargetConflict, "the Secret to adopt has another type, which Kubernetes does not let be changed: set spec.target.type to it")
+	case isImmutable(is):
+		err = refuseTarget(v1beta1.ReasonTargetConflict, "the Secret to adopt is immutable: delete it, and it is made again")
 	default:
 		return is, "Adopted", nil
 	}
@@ -246,7 +145,7 @@ func (t *targets) claim(ctx context.Context, sc *v1alpha1.SealedCredential) (*co
 // dryRun asks the API server whether it would accept the Secret. It sends no value that the API
 // server does not have already. So no values are opened while a quota or an admission policy stands
 // in the way.
-func (t *targets) dryRun(ctx context.Context, sc *v1alpha1.SealedCredential, is *corev1.Secret, version uint64) error {
+func (t *targets) dryRun(ctx context.Context, sc *v1beta1.SealedCredential, is *corev1.Secret, version uint64) error {
 	data := make(map[string][]byte)
 	for _, key := range requiredKeys[corev1.SecretType(sc.Spec.Target.Type)] {
 		data[key] = []byte("{}")
@@ -254,45 +153,62 @@ func (t *targets) dryRun(ctx context.Context, sc *v1alpha1.SealedCredential, is 
 	want := desiredSecret(sc, version, data)
 	switch {
 	case is == nil:
-		return t.client.Create(ctx, want, client.DryRunAll, client.FieldOwner(v1alpha1.OperatorName))
-	case is.Type != want.Type || is.Immutable != nil && *is.Immutable:
+		return t.client.Create(ctx, want, client.DryRunAll, client.FieldOwner(v1beta1.OperatorName))
+	case is.Type != want.Type || isImmutable(is):
 		return nil // update replaces it
 	}
 	is = is.DeepCopy()
 	defer clearData(is)
-	is.Labels, is.Annotations, is.OwnerReferences = want.Labels, want.Annotations, want.OwnerReferences
-	return t.client.Update(ctx, is, client.DryRunAll, client.FieldOwner(v1alpha1.OperatorName))
+	is.OwnerReferences = nil
+	for key, value := range want.Labels {
+		metav1.SetMetaDataLabel(&is.ObjectMeta, key, value)
+	}
+	for key, value := range want.Annotations {
+		metav1.SetMetaDataAnnotation(&is.ObjectMeta, key, value)
+	}
+	return t.client.Update(ctx, is, client.DryRunAll, client.FieldOwner(v1beta1.OperatorName))
 }
 
-// update makes the existing Secret equal to want. It replaces the Secret if it cannot change it.
-func (t *targets) update(ctx context.Context, sc *v1alpha1.SealedCredential, is, want *corev1.Secret, what string, of *vault.Owned) (*v1alpha1.TargetStatus, string, error) {
-	// The type of a Secret and an immutable Secret cannot be changed. The object owns this Secret,
-	// so it is deleted and created again.
-	if is.Type != want.Type || is.Immutable != nil && *is.Immutable && !equalSecrets(is, want) {
-		// Delete only after a dry run has shown that the API server would accept the new Secret:
-		// admission runs before the API server finds that the name exists.
-		if err := t.client.Create(ctx, want.DeepCopy(), client.DryRunAll); err != nil && !apierrors.IsAlreadyExists(err) {
-			return nil, "", classifyWriteError(fmt.Errorf("trying the next target Secret: %w", err))
+// update makes the existing Secret what want says. It replaces the Secret if it cannot change it.
+func (t *targets) update(ctx context.Context, sc *v1beta1.SealedCredential, is, want *corev1.Secret, what string, of *vault.Owned) (*v1beta1.TargetStatus, string, error) {
+	switch {
+	case is.Type != want.Type || isImmutable(is) && !isAsWanted(is, want):
+		return t.replace(ctx, sc, is, want, of)
+	case isAsWanted(is, want):
+		return t.statusOf(sc, is, of), "", nil
+	case what == "Adopted":
+		// Everything in it becomes the object's. From the managedFields of previous owners a later apply
+		// would conclude that they still want theirs.
+		want.UID, want.ResourceVersion, want.Finalizers = is.UID, is.ResourceVersion, is.Finalizers
+		want.ManagedFields = []metav1.ManagedFieldsEntry{{}}
+		if err := t.client.Update(ctx, want, client.FieldOwner(v1beta1.OperatorName)); err != nil {
+			return nil, "", classifyWriteError(fmt.Errorf("adopting the target Secret: %w", err))
 		}
-		if err := t.delete(ctx, is); err != nil {
-			return nil, "", err
+	default:
+		if err := t.apply(ctx, is, want); err != nil {
+			return nil, "", classifyWriteError(err)
 		}
-		err := t.create(ctx, want)
-		return statusOfTarget(sc, want, of), "Replaced", classifyWriteError(err)
 	}
-	if equalSecrets(is, want) {
-		return statusOfTarget(sc, is, of), "", nil
+	return t.statusOf(sc, want, of), what, nil
+}
+
+// replace deletes a Secret that the object owns and creates it again, since the type of a Secret and
+// an immutable Secret cannot be changed.
+func (t *targets) replace(ctx context.Context, sc *v1beta1.SealedCredential, is, want *corev1.Secret, of *vault.Owned) (*v1beta1.TargetStatus, string, error) {
+	// Delete only after a dry run has shown that the API server would accept the new Secret:
+	// admission runs before the API server finds that the name exists.
+	if err := t.client.Create(ctx, want.DeepCopy(), client.DryRunAll); err != nil && !apierrors.IsAlreadyExists(err) {
+		return nil, "", classifyWriteError(fmt.Errorf("trying the next target Secret: %w", err))
 	}
-	is.Labels, is.Annotations, is.OwnerReferences = want.Labels, want.Annotations, want.OwnerReferences
-	is.Data, want.Data = want.Data, is.Data // deferred calls clear both
-	if err := t.client.Update(ctx, is, client.FieldOwner(v1alpha1.OperatorName)); err != nil {
-		return nil, "", classifyWriteError(fmt.Errorf("updating the target Secret: %w", err))
+	if err := t.delete(ctx, is); err != nil {
+		return nil, "", err
 	}
-	return statusOfTarget(sc, is, of), what, nil
+	err := t.create(ctx, want)
+	return t.statusOf(sc, want, of), "Replaced", classifyWriteError(err)
 }
 
 func (t *targets) create(ctx context.Context, want *corev1.Secret) error {
-	if err := t.client.Create(ctx, want, client.FieldOwner(v1alpha1.OperatorName)); err != nil {
+	if err := t.client.Create(ctx, want, client.FieldOwner(v1beta1.OperatorName)); err != nil {
 		return fmt.Errorf("creating the target Secret: %w", err)
 	}
 	return nil
@@ -310,7 +226,7 @@ func (t *targets) delete(ctx context.Context, is client.Object) error {
 
 // finalize deletes the target Secrets of an object that is being deleted, unless they are to be
 // retained.
-func (t *targets) finalize(ctx context.Context, sc *v1alpha1.SealedCredential) error {
+func (t *targets) finalize(ctx context.Context, sc *v1beta1.SealedCredential) error {
 	names := map[string]bool{targetName(sc): true}
 	if former := t.lastKnown(sc); former != nil {
 		names[former.Name] = true
@@ -326,29 +242,10 @@ func (t *targets) finalize(ctx context.Context, sc *v1alpha1.SealedCredential) e
 	return nil
 }
 
-// retain removes the owner reference of a Secret whose deletion policy became Retain after the
-// Secret was last written.
-func (t *targets) retain(ctx context.Context, sc *v1alpha1.SealedCredential, secret types.UID) error {
-	is := new(corev1.Secret)
-	if err := t.live.Get(ctx, client.ObjectKey{Namespace: sc.Namespace, Name: targetName(sc)}, is); apierrors.IsNotFound(err) {
-		return nil
-	} else if err != nil {
-		return fmt.Errorf("reading the target Secret: %w", err)
-	}
-	defer clearData(is)
-	if is.UID != secret {
-		return nil
-	}
-	is.OwnerReferences = nil
-	if err := t.client.Update(ctx, is, client.FieldOwner(v1alpha1.OperatorName)); err != nil {
-		return fmt.Errorf("updating the target Secret: %w", err)
-	}
-	return nil
-}
-
-// deleteOwned deletes a Secret if the object owns and controls it. A Secret with the policy Retain
-// loses its owner reference instead. Any other Secret stays as it is.
-func (t *targets) deleteOwned(ctx context.Context, sc *v1alpha1.SealedCredential, name string) error {
+// deleteOwned deletes a Secret if the object owns it, unless its deletion policy is Retain. Nothing
+// else deletes it: it has no owner reference, so a Secret that was restored from a backup stays
+// although its object has another UID now.
+func (t *targets) deleteOwned(ctx context.Context, sc *v1beta1.SealedCredential, name string) error {
 	m := new(metav1.PartialObjectMetadata)
 	m.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Secret"))
 	err := t.live.Get(ctx, client.ObjectKey{Namespace: sc.Namespace, Name: name}, m)
@@ -357,11 +254,8 @@ func (t *targets) deleteOwned(ctx context.Context, sc *v1alpha1.SealedCredential
 	} else if err != nil {
 		return fmt.Errorf("looking at the target Secret: %w", err)
 	}
-	if m.Annotations[v1alpha1.AnnotationOwner] != string(sc.UID) || !metav1.IsControlledBy(m, sc) || !m.DeletionTimestamp.IsZero() {
+	if m.Annotations[v1beta1.AnnotationOwner] != string(sc.UID) || !m.DeletionTimestamp.IsZero() || outlivesTarget(m, sc) {
 		return nil
-	}
-	if sc.Spec.Target != nil && name == targetName(sc) && sc.Spec.Target.DeletionPolicy == v1alpha1.DeletionRetain {
-		return t.retain(ctx, sc, m.UID)
 	}
 	return t.delete(ctx, m)
 }
@@ -379,7 +273,7 @@ func classifyWriteError(err error) error {
 	case apierrors.IsAlreadyExists(err), apierrors.IsConflict(err):
 		return errConflict
 	case apierrors.IsInvalid(err):
-		return refuseTarget(v1alpha1.ReasonInvalidTarget, "the API server refuses the Secret as invalid: compare spec.target with what Kubernetes asks of this type")
+		return refuseTarget(v1beta1.ReasonInvalidTarget, "the API server refuses the Secret as invalid: compare spec.target with what Kubernetes asks of this type")
 	case !errors.As(err, &status):
 		return err // no answer from the API server
 	}
@@ -388,5 +282,5 @@ func classifyWriteError(err error) error {
 	case code < 400, code >= 500, code == http.StatusUnauthorized, code == http.StatusNotFound, code == http.StatusTooManyRequests:
 		return fmt.Errorf("writing the target Secret: the API server answers %d %s", code, status.Status().Reason)
 	}
-	return refuseTarget(v1alpha1.ReasonTargetConflict, "the API server refuses the Secret (%d): look for a quota, an admission policy, or a right that the operator lacks", code)
+	return refuseTarget(v1beta1.ReasonTargetConflict, "the API server refuses the Secret (%d): look for a quota, an admission policy, or a right that the operator lacks", code)
 }
