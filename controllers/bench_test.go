@@ -24,7 +24,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/controllers"
 )
 
@@ -138,7 +138,7 @@ func (w *world) fillNamespace(namespace string, n int) {
 // empty removes the objects of a namespace.
 func (w *world) empty(namespace string) {
 	w.t.Helper()
-	list := new(v1alpha1.SealedCredentialList)
+	list := new(v1beta1.SealedCredentialList)
 	must(w.t, w.admin.List(w.t.Context(), list, client.InNamespace(namespace)))
 	w.concurrently(len(list.Items), func(i int) error {
 		list.Items[i].Finalizers = nil
@@ -150,11 +150,11 @@ func (w *world) empty(namespace string) {
 }
 
 // benchObject has two values of 32 bytes and a target.
-func (w *world) benchObject(namespace, name string) *v1alpha1.SealedCredential {
+func (w *world) benchObject(namespace, name string) *v1beta1.SealedCredential {
 	sc := w.manifest(namespace, name, map[string]string{
 		"username": "0123456789abcdef0123456789abcdef", "password": "0123456789abcdef0123456789abcdef",
 	})
-	sc.Spec.Target = &v1alpha1.Target{}
+	sc.Spec.Target = &v1beta1.Target{}
 	return sc
 }
 
@@ -184,7 +184,7 @@ func (w *world) concurrently(n int, do func(int) error) {
 
 func (w *world) operatorClient() client.Client {
 	scheme := k8sruntime.NewScheme()
-	for _, add := range []func(*k8sruntime.Scheme) error{v1alpha1.AddToScheme, corev1.AddToScheme, eventsv1.AddToScheme} {
+	for _, add := range []func(*k8sruntime.Scheme) error{v1beta1.AddToScheme, corev1.AddToScheme, eventsv1.AddToScheme} {
 		must(w.t, add(scheme))
 	}
 	cfg := rest.CopyConfig(w.operator)
@@ -198,20 +198,20 @@ func (w *world) operatorClient() client.Client {
 // finalizer, target, status, event.
 func (w *world) plainWrites(namespace string) time.Duration {
 	c, ctx := w.operatorClient(), w.t.Context()
-	list := new(v1alpha1.SealedCredentialList)
+	list := new(v1beta1.SealedCredentialList)
 	must(w.t, c.List(ctx, list, client.InNamespace(namespace)))
 	began := time.Now()
 	w.concurrently(len(list.Items), func(i int) error {
 		sc := &list.Items[i]
 		before := sc.DeepCopy()
-		sc.Finalizers = []string{v1alpha1.Finalizer}
+		sc.Finalizers = []string{v1beta1.Finalizer}
 		if err := c.Patch(ctx, sc, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
 			return err
 		}
 		target := &corev1.Secret{
 			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: sc.Name, Annotations: map[string]string{
-				v1alpha1.AnnotationOwner: string(sc.UID), v1alpha1.AnnotationVersion: "1",
-			}, OwnerReferences: []metav1.OwnerReference{{APIVersion: v1alpha1.GroupVersion.String(), Kind: "SealedCredential", Name: sc.Name, UID: sc.UID}}},
+				v1beta1.AnnotationOwner: string(sc.UID), v1beta1.AnnotationVersion: "1", v1beta1.AnnotationDeletionPolicy: "Delete",
+			}},
 			Data: map[string][]byte{"username": make([]byte, 32), "password": make([]byte, 32)},
 		}
 		if err := c.Create(ctx, target); err != nil {
@@ -219,12 +219,12 @@ func (w *world) plainWrites(namespace string) time.Duration {
 		}
 		before = sc.DeepCopy()
 		now := metav1.Now()
-		sc.Status = v1alpha1.SealedCredentialStatus{
+		sc.Status = v1beta1.SealedCredentialStatus{
 			ObservedGeneration: 1, CredentialID: "cred_mfrggzdfmztwq2lknnwg23tpoa", Version: 1, SealedAt: &now, ExpiresAt: &now, NextRotationTime: &now,
-			ValuesChangedAt: &now, SealingKeyID: sc.Spec.Sealed.KeyID, Audit: &v1alpha1.AuditReference{Hash: sc.Spec.Sealed.KeyID},
-			Target: &v1alpha1.TargetStatus{Name: sc.Name, UID: target.UID, ResourceVersion: target.ResourceVersion, Version: 1, Audit: sc.Spec.Sealed.KeyID, Spec: sc.Spec.Sealed.KeyID},
+			ValuesChangedAt: &now, SealingKeyID: sc.Spec.Sealed.KeyID, Audit: &v1beta1.AuditReference{Hash: sc.Spec.Sealed.KeyID},
+			Target: &v1beta1.TargetStatus{Name: sc.Name, UID: target.UID, ResourceVersion: target.ResourceVersion, Version: 1, Audit: sc.Spec.Sealed.KeyID, Spec: sc.Spec.Sealed.KeyID},
 		}
-		for _, kind := range []string{v1alpha1.ConditionReady, v1alpha1.ConditionTargetSynced, v1alpha1.ConditionExpiring} {
+		for _, kind := range []string{v1beta1.ConditionReady, v1beta1.ConditionTargetSynced, v1beta1.ConditionExpiring} {
 			meta.SetStatusCondition(&sc.Status.Conditions, metav1.Condition{Type: kind, Status: metav1.ConditionTrue, Reason: "Sealed", Message: "version 1 is served until tomorrow"})
 		}
 		if err := c.Status().Patch(ctx, sc, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})); err != nil {
@@ -242,16 +242,16 @@ func (w *world) plainWrites(namespace string) time.Duration {
 // plainRead is how long a LIST of all objects takes and after it the sync of a cache that does nothing else.
 func (w *world) plainRead() time.Duration {
 	scheme := k8sruntime.NewScheme()
-	must(w.t, v1alpha1.AddToScheme(scheme))
+	must(w.t, v1beta1.AddToScheme(scheme))
 	cfg := rest.CopyConfig(w.operator)
 	cfg.QPS = -1
 	began := time.Now()
-	must(w.t, w.operatorClient().List(w.t.Context(), new(v1alpha1.SealedCredentialList)))
+	must(w.t, w.operatorClient().List(w.t.Context(), new(v1beta1.SealedCredentialList)))
 	c, err := cache.New(cfg, cache.Options{Scheme: scheme, DefaultTransform: cache.TransformStripManagedFields()})
 	must(w.t, err)
 	ctx, cancel := context.WithCancel(w.t.Context())
 	defer cancel()
-	_, err = c.GetInformer(ctx, new(v1alpha1.SealedCredential), cache.BlockUntilSynced(false))
+	_, err = c.GetInformer(ctx, new(v1beta1.SealedCredential), cache.BlockUntilSynced(false))
 	must(w.t, err)
 	go func() { _ = c.Start(ctx) }()
 	if !c.WaitForCacheSync(ctx) {
@@ -274,11 +274,11 @@ func (w *world) awaitReconciles(b *testing.B, n int) {
 
 func (w *world) checkAllReady(namespace string, n int) {
 	w.t.Helper()
-	list := new(v1alpha1.SealedCredentialList)
+	list := new(v1beta1.SealedCredentialList)
 	must(w.t, w.admin.List(w.t.Context(), list, client.InNamespace(namespace)))
 	ready := 0
 	for i := range list.Items {
-		if meta.IsStatusConditionTrue(list.Items[i].Status.Conditions, v1alpha1.ConditionReady) {
+		if meta.IsStatusConditionTrue(list.Items[i].Status.Conditions, v1beta1.ConditionReady) {
 			ready++
 		}
 	}

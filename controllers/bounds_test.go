@@ -10,7 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/internal/authz"
 )
 
@@ -42,14 +42,14 @@ func (w *world) testBounded(t *testing.T) {
 		t.Errorf("a new object took the writes %v, want %v", got, want)
 	}
 
-	settled := []*v1alpha1.SealedCredential{one}
+	settled := []*v1beta1.SealedCredential{one}
 	w.secret(fresh, "plain", map[string]string{"latticekeep.dev/import": "imported"}, values)
 	imported, generated := object(fresh, "imported"), object(fresh, "generated")
-	imported.Spec.ValuesFrom = &v1alpha1.ValuesFrom{SecretRef: v1alpha1.SecretReference{Name: "plain"}}
-	generated.Spec.Generate = []v1alpha1.Generator{{Key: "token", Random: &v1alpha1.Random{}}}
-	for _, sc := range []*v1alpha1.SealedCredential{imported, generated} {
-		sc.Spec.Target = &v1alpha1.Target{}
-		sc.Spec.Rotation = &v1alpha1.Rotation{MaxValueAge: &metav1.Duration{Duration: 30 * day}}
+	imported.Spec.ValuesFrom = &v1beta1.ValuesFrom{SecretRef: v1beta1.SecretReference{Name: "plain"}}
+	generated.Spec.Generate = []v1beta1.Generator{{Key: "token", Random: &v1beta1.Random{}}}
+	for _, sc := range []*v1beta1.SealedCredential{imported, generated} {
+		sc.Spec.Target = &v1beta1.Target{}
+		sc.Spec.Rotation = &v1beta1.Rotation{MaxValueAge: &metav1.Duration{Duration: 30 * day}}
 		settled = append(settled, w.awaitReady(w.create(sc), 1))
 	}
 
@@ -57,27 +57,27 @@ func (w *world) testBounded(t *testing.T) {
 	// for one that is there.
 	w.secret(ns, "foreign", nil, values)
 	bad := w.targeted(ns, "template", values)
-	bad.Spec.Target.Keys = []v1alpha1.TargetKey{{To: "a", From: "nobody"}}
+	bad.Spec.Target.Keys = []v1beta1.TargetKey{{To: "a", From: "nobody"}}
 	spec := w.targeted(ns, "spec", values)
-	spec.Spec.Sealed.Scope = v1alpha1.ScopeCluster
-	refused := []*v1alpha1.SealedCredential{
-		w.awaitStalled(w.create(bad), v1alpha1.ReasonInvalidTarget),
-		w.awaitStalled(w.create(spec), v1alpha1.ReasonInvalidSealed),
-		w.awaitStalled(w.create(w.targeted(ns, "foreign", values)), v1alpha1.ReasonTargetConflict),
+	spec.Spec.Sealed.Scope = v1beta1.ScopeCluster
+	refused := []*v1beta1.SealedCredential{
+		w.awaitStalled(w.create(bad), v1beta1.ReasonInvalidTarget),
+		w.awaitStalled(w.create(spec), v1beta1.ReasonInvalidSealed),
+		w.awaitStalled(w.create(w.targeted(ns, "foreign", values)), v1beta1.ReasonTargetConflict),
 	}
 	full := w.namespace()
 	quota := w.forbidSecrets(full)
 	later := w.manifest(full, "later", values)
 	later = w.awaitReady(w.create(later), 1)
-	later = w.change(later, func(sc *v1alpha1.SealedCredential) { sc.Spec.Target = &v1alpha1.Target{} })
+	later = w.change(later, func(sc *v1beta1.SealedCredential) { sc.Spec.Target = &v1beta1.Target{} })
 	tls := w.targeted(full, "tls", w.values("tls.crt", "tls.key"))
 	tls.Spec.Target.Type = "kubernetes.io/tls"
 	refused = append(refused,
-		w.awaitStalled(w.create(w.targeted(full, "quota", values)), v1alpha1.ReasonTargetConflict),
-		w.awaitStalled(later, v1alpha1.ReasonTargetConflict),
-		w.awaitStalled(w.create(tls), v1alpha1.ReasonTargetConflict))
+		w.awaitStalled(w.create(w.targeted(full, "quota", values)), v1beta1.ReasonTargetConflict),
+		w.awaitStalled(later, v1beta1.ReasonTargetConflict),
+		w.awaitStalled(w.create(tls), v1beta1.ReasonTargetConflict))
 
-	unseals := make(map[*v1alpha1.SealedCredential]int)
+	unseals := make(map[*v1beta1.SealedCredential]int)
 	for _, sc := range refused {
 		unseals[sc] = w.unseals(sc)
 		w.nudge(sc)
@@ -161,11 +161,11 @@ func (w *world) testMetrics(t *testing.T) {
 	values := w.values("token")
 	sc, _ := w.awaitTarget(w.create(w.targeted(ns, "app", values)), 1, values)
 	made := object(ns, "made")
-	made.Spec.Generate = []v1alpha1.Generator{{Key: "token", Random: &v1alpha1.Random{}}}
+	made.Spec.Generate = []v1beta1.Generator{{Key: "token", Random: &v1beta1.Random{}}}
 	made = w.awaitReady(w.create(made), 1)
 	bad := w.manifest(ns, "bad", values)
-	bad.Spec.Sealed.Scope = v1alpha1.ScopeCluster
-	w.awaitStalled(w.create(bad), v1alpha1.ReasonInvalidSealed)
+	bad.Spec.Sealed.Scope = v1beta1.ScopeCluster
+	w.awaitStalled(w.create(bad), v1beta1.ReasonInvalidSealed)
 	rose(changes+"{change=sealed}", 2)
 	rose(states+"{condition=Ready,status=True}", 2)
 	rose(states+"{condition=Ready,status=False}", 1)
@@ -183,7 +183,7 @@ func (w *world) testMetrics(t *testing.T) {
 
 	w.clock.Advance(time.Second)
 	sc = w.renew(sc, "token")
-	sc = w.awaitReady(w.change(sc, func(sc *v1alpha1.SealedCredential) { sc.Spec.Rotation = &v1alpha1.Rotation{Trigger: "now"} }), 3)
+	sc = w.awaitReady(w.change(sc, func(sc *v1beta1.SealedCredential) { sc.Spec.Rotation = &v1beta1.Rotation{Trigger: "now"} }), 3)
 	must(t, w.vault.Delete(t.Context(), authz.SystemPrincipal(w.tenant(ns).Tenant), sc.Status.CredentialID))
 	w.nudge(sc)
 	w.awaitReady(sc, 4)

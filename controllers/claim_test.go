@@ -16,7 +16,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/controllers"
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
@@ -155,14 +155,14 @@ func (w *world) testTwice(t *testing.T) {
 	must(t, err)
 	tenant := w.tenant(w.namespace())
 	options := w.options()
-	options.Namespace, options.Tenants = "not-there-yet", map[string]authz.TenantID{"no-such-namespace": tenant.Tenant}
+	options.Namespace, options.Tenants.Names = "not-there-yet", map[string]authz.TenantID{"no-such-namespace": tenant.Tenant}
 	if err := controllers.Run(t.Context(), admin, options); err == nil || !strings.Contains(err.Error(), "no-such-namespace") {
 		t.Errorf("with a tenant for a missing namespace: %v", err)
 	}
 	// A namespace whose name had another UID when it was made part of the tenant is not the one that is configured.
 	remade := w.namespace()
 	must(t, w.identity.MapNamespace(t.Context(), w.namespaceUID("kube-system"), remade, "the former's UID", tenant.Tenant))
-	options.Tenants = map[string]authz.TenantID{ns: tenant.Tenant, remade: tenant.Tenant}
+	options.Tenants.Names = map[string]authz.TenantID{ns: tenant.Tenant, remade: tenant.Tenant}
 	started := len(w.logs.String())
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -178,13 +178,13 @@ func (w *world) testTwice(t *testing.T) {
 	}
 	before := len(w.logs.String())
 	values := w.values("token")
-	var objects []*v1alpha1.SealedCredential
+	var objects []*v1beta1.SealedCredential
 	for i := range 10 {
 		objects = append(objects, w.create(w.manifest(ns, fmt.Sprint("twice-", i), values)))
 	}
 	for i, sc := range objects {
 		sc = w.awaitReady(sc, 1)
-		objects[i] = w.change(sc, func(sc *v1alpha1.SealedCredential) { sc.Spec.Rotation = &v1alpha1.Rotation{Trigger: "now"} })
+		objects[i] = w.change(sc, func(sc *v1beta1.SealedCredential) { sc.Spec.Rotation = &v1beta1.Rotation{Trigger: "now"} })
 	}
 	for _, sc := range objects {
 		sc = w.awaitReady(sc, 2)

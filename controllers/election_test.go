@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/controllers"
 	"github.com/latticekeep/latticekeep/internal/audit"
 )
@@ -63,7 +63,7 @@ func TestOfSeveralOperatorsOneWorksAndAnotherTakesOver(t *testing.T) {
 
 	must(t, first.stop()) // which gives the Lease up
 	elected(leader)
-	object = w.change(object, func(sc *v1alpha1.SealedCredential) { sc.Spec.Rotation = &v1alpha1.Rotation{Trigger: "now"} })
+	object = w.change(object, func(sc *v1beta1.SealedCredential) { sc.Spec.Rotation = &v1beta1.Rotation{Trigger: "now"} })
 	object = w.awaitReady(object, 2)
 	w.checkHistory(object, audit.CredentialSealed, audit.CredentialReencrypted)
 	must(t, second.stop())

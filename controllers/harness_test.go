@@ -27,7 +27,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/controllers"
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/guard"
@@ -75,6 +75,9 @@ type world struct {
 	metrics  *controllers.Metrics
 	policy   sealing.Policy // for the next start
 	restart  bool           // the next start restarts workloads
+	pace     controllers.Pace
+	watched  []string            // namespaces whose Secrets the next start watches
+	tenants  controllers.Tenants // for the next start
 
 	// These fields are set while the deployment is open.
 	store    *flaky
@@ -90,7 +93,7 @@ func newWorld(t testing.TB, flags ...string) *world {
 	w.clock.micros.Store(time.Now().Truncate(time.Second).UnixMicro() + 123456) // not a whole second
 
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{v1alpha1.AddToScheme, corev1.AddToScheme, eventsv1.AddToScheme, appsv1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{v1beta1.AddToScheme, corev1.AddToScheme, eventsv1.AddToScheme, appsv1.AddToScheme} {
 		must(t, add(scheme))
 	}
 	cfg, err := clientcmd.BuildConfigFromFlags("", w.plane.Kubeconfig)
@@ -188,7 +191,7 @@ func (w *world) start(crash *crash) {
 
 func (w *world) options() controllers.Options {
 	return controllers.Options{
-		Vault: w.vault, Identity: w.identity, Keys: w.keys, Policy: w.policy, RestartWorkloads: w.restart,
+		Vault: w.vault, Identity: w.identity, Keys: w.keys, Policy: w.policy, Pace: w.pace, Rights: controllers.Rights{RestartWorkloads: w.restart, WatchSecrets: w.watched}, Tenants: w.tenants,
 		Logger: slog.New(slog.NewTextHandler(&w.logs, nil)), Now: w.clock.Now,
 	}
 }
@@ -269,12 +272,12 @@ func (w *world) values(keys ...string) map[string]string {
 }
 
 // manifest seals values now with the key that the cluster publishes.
-func (w *world) manifest(namespace, name string, values map[string]string) *v1alpha1.SealedCredential {
+func (w *world) manifest(namespace, name string, values map[string]string) *v1beta1.SealedCredential {
 	w.t.Helper()
 	return w.sealed(w.published().Key(), sealing.Request{Namespace: namespace, Name: name, CredentialType: "database"}, values)
 }
 
-func (w *world) sealed(key *envelope.SealingPublicKey, r sealing.Request, values map[string]string) *v1alpha1.SealedCredential {
+func (w *world) sealed(key *envelope.SealingPublicKey, r sealing.Request, values map[string]string) *v1beta1.SealedCredential {
 	w.t.Helper()
 	r.Values = make(map[string]secret.Bytes)
 	for k, v := range values {
@@ -299,17 +302,17 @@ func (w *world) published() sealing.Document {
 	return document
 }
 
-func (w *world) create(sc *v1alpha1.SealedCredential) *v1alpha1.SealedCredential {
+func (w *world) create(sc *v1beta1.SealedCredential) *v1beta1.SealedCredential {
 	w.t.Helper()
 	must(w.t, w.admin.Create(w.t.Context(), sc))
 	return sc
 }
 
 // change applies a change to the current object.
-func (w *world) change(sc *v1alpha1.SealedCredential, change func(*v1alpha1.SealedCredential)) *v1alpha1.SealedCredential {
+func (w *world) change(sc *v1beta1.SealedCredential, change func(*v1beta1.SealedCredential)) *v1beta1.SealedCredential {
 	w.t.Helper()
 	for {
-		now := new(v1alpha1.SealedCredential)
+		now := new(v1beta1.SealedCredential)
 		must(w.t, w.admin.Get(w.t.Context(), client.ObjectKeyFromObject(sc), now))
 		change(now)
 		err := w.admin.Update(w.t.Context(), now)
@@ -358,42 +361,42 @@ func await[T client.Object](w *world, key client.ObjectKey, list client.ObjectLi
 	return last
 }
 
-func (w *world) awaitThat(sc *v1alpha1.SealedCredential, what string, ok func(*v1alpha1.SealedCredential) bool) *v1alpha1.SealedCredential {
+func (w *world) awaitThat(sc *v1beta1.SealedCredential, what string, ok func(*v1beta1.SealedCredential) bool) *v1beta1.SealedCredential {
 	w.t.Helper()
-	return await(w, client.ObjectKeyFromObject(sc), new(v1alpha1.SealedCredentialList), what, ok)
+	return await(w, client.ObjectKeyFromObject(sc), new(v1beta1.SealedCredentialList), what, ok)
 }
 
 // awaitReady waits until the object as last written is sealed as version, and its conditions say
 // only that.
-func (w *world) awaitReady(sc *v1alpha1.SealedCredential, version int64) *v1alpha1.SealedCredential {
+func (w *world) awaitReady(sc *v1beta1.SealedCredential, version int64) *v1beta1.SealedCredential {
 	w.t.Helper()
-	return w.awaitThat(sc, fmt.Sprintf("%s to be ready as version %d", sc.Name, version), func(now *v1alpha1.SealedCredential) bool {
+	return w.awaitThat(sc, fmt.Sprintf("%s to be ready as version %d", sc.Name, version), func(now *v1beta1.SealedCredential) bool {
 		s := now.Status
 		return now.Generation >= sc.Generation && s.ObservedGeneration == now.Generation && s.Version == version &&
-			meta.IsStatusConditionTrue(s.Conditions, v1alpha1.ConditionReady) && !meta.IsStatusConditionTrue(s.Conditions, v1alpha1.ConditionExpiring) &&
-			meta.FindStatusCondition(s.Conditions, v1alpha1.ConditionReconciling) == nil && meta.FindStatusCondition(s.Conditions, v1alpha1.ConditionStalled) == nil
+			meta.IsStatusConditionTrue(s.Conditions, v1beta1.ConditionReady) && !meta.IsStatusConditionTrue(s.Conditions, v1beta1.ConditionExpiring) &&
+			meta.FindStatusCondition(s.Conditions, v1beta1.ConditionReconciling) == nil && meta.FindStatusCondition(s.Conditions, v1beta1.ConditionStalled) == nil
 	})
 }
 
 // awaitStalled waits until the object as last written is refused with reason.
-func (w *world) awaitStalled(sc *v1alpha1.SealedCredential, reason string) *v1alpha1.SealedCredential {
+func (w *world) awaitStalled(sc *v1beta1.SealedCredential, reason string) *v1beta1.SealedCredential {
 	w.t.Helper()
-	return w.awaitThat(sc, sc.Name+" to be stalled by "+reason, func(now *v1alpha1.SealedCredential) bool {
-		stalled := meta.FindStatusCondition(now.Status.Conditions, v1alpha1.ConditionStalled)
+	return w.awaitThat(sc, sc.Name+" to be stalled by "+reason, func(now *v1beta1.SealedCredential) bool {
+		stalled := meta.FindStatusCondition(now.Status.Conditions, v1beta1.ConditionStalled)
 		return now.Generation >= sc.Generation && now.Status.ObservedGeneration == now.Generation &&
-			meta.IsStatusConditionFalse(now.Status.Conditions, v1alpha1.ConditionReady) && stalled != nil && stalled.Reason == reason
+			meta.IsStatusConditionFalse(now.Status.Conditions, v1beta1.ConditionReady) && stalled != nil && stalled.Reason == reason
 	})
 }
 
 // awaitGone waits until the object no longer exists.
-func (w *world) awaitGone(sc *v1alpha1.SealedCredential) {
+func (w *world) awaitGone(sc *v1beta1.SealedCredential) {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
 	defer cancel()
-	events, err := w.admin.Watch(ctx, new(v1alpha1.SealedCredentialList), client.InNamespace(sc.Namespace), client.MatchingFields{"metadata.name": sc.Name})
+	events, err := w.admin.Watch(ctx, new(v1beta1.SealedCredentialList), client.InNamespace(sc.Namespace), client.MatchingFields{"metadata.name": sc.Name})
 	must(w.t, err)
 	defer events.Stop()
-	now := new(v1alpha1.SealedCredential)
+	now := new(v1beta1.SealedCredential)
 	err = w.admin.Get(ctx, client.ObjectKeyFromObject(sc), now)
 	if apierrors.IsNotFound(err) {
 		return
@@ -425,7 +428,7 @@ func (w *world) namespaceUID(name string) string {
 }
 
 // checkUnseals compares the values that the vault returns with those that were sealed.
-func (w *world) checkUnseals(sc *v1alpha1.SealedCredential, want map[string]string) {
+func (w *world) checkUnseals(sc *v1beta1.SealedCredential, want map[string]string) {
 	w.t.Helper()
 	got, err := w.vault.Unseal(w.t.Context(), w.tenant(sc.Namespace), sc.Status.CredentialID)
 	if err != nil {
@@ -460,7 +463,7 @@ func (w *world) history(namespace, credential string) []string {
 	return types
 }
 
-func (w *world) checkHistory(sc *v1alpha1.SealedCredential, want ...audit.EventType) {
+func (w *world) checkHistory(sc *v1beta1.SealedCredential, want ...audit.EventType) {
 	w.t.Helper()
 	if got := w.history(sc.Namespace, sc.Status.CredentialID); fmt.Sprint(got) != fmt.Sprint(want) {
 		w.t.Errorf("the audit log has %v of %s, want %v", got, sc.Name, want)

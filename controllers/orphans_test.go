@@ -10,7 +10,7 @@ import (
 
 	"k8s.io/client-go/tools/clientcmd"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/controllers"
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/fault"
@@ -33,14 +33,14 @@ func (w *world) testOrphans(t *testing.T) {
 	})
 	must(t, err)
 	w.halt()
-	for _, sc := range []*v1alpha1.SealedCredential{orphan, replaced} {
-		w.change(sc, func(sc *v1alpha1.SealedCredential) { sc.Finalizers = nil })
+	for _, sc := range []*v1beta1.SealedCredential{orphan, replaced} {
+		w.change(sc, func(sc *v1beta1.SealedCredential) { sc.Finalizers = nil })
 		must(t, w.admin.Delete(t.Context(), sc))
 		w.awaitGone(sc)
 	}
 	w.create(twin)
 	w.start(nil)
-	for _, sc := range []*v1alpha1.SealedCredential{orphan, replaced} {
+	for _, sc := range []*v1beta1.SealedCredential{orphan, replaced} {
 		w.checkEvents(sc, "Sealed", "Released")
 		w.checkUnseals(sc, values)
 		must(t, w.vault.Delete(t.Context(), w.tenant(ns), sc.Status.CredentialID))

@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/vault"
 )
@@ -21,17 +21,17 @@ import (
 func (w *world) testServerFaults(t *testing.T) {
 	w, _ = w.in(t)
 	values := w.values("token")
-	creates := func(sc *v1alpha1.SealedCredential) { w.create(sc) }
-	rotates := func(sc *v1alpha1.SealedCredential) {
-		w.change(sc, func(sc *v1alpha1.SealedCredential) { sc.Spec.Rotation = &v1alpha1.Rotation{Trigger: "now"} })
+	creates := func(sc *v1beta1.SealedCredential) { w.create(sc) }
+	rotates := func(sc *v1beta1.SealedCredential) {
+		w.change(sc, func(sc *v1beta1.SealedCredential) { sc.Spec.Rotation = &v1beta1.Rotation{Trigger: "now"} })
 	}
-	deletes := func(sc *v1alpha1.SealedCredential) { must(w.t, w.admin.Delete(w.t.Context(), sc)) }
+	deletes := func(sc *v1beta1.SealedCredential) { must(w.t, w.admin.Delete(w.t.Context(), sc)) }
 	type faulty struct {
-		sc      *v1alpha1.SealedCredential
+		sc      *v1beta1.SealedCredential
 		call    string
 		status  int
 		version int64 // in the end; 0: gone
-		act     func(*v1alpha1.SealedCredential)
+		act     func(*v1beta1.SealedCredential)
 	}
 	all := make(map[string]*faulty) // by namespace
 	for _, c := range []faulty{
@@ -41,7 +41,7 @@ func (w *world) testServerFaults(t *testing.T) {
 		{call: "patch sealedcredentials/status", version: 1, act: creates},
 		{call: "create events", version: 1, act: creates},
 		{call: "get secrets", version: 2, act: rotates},
-		{call: "update secrets", version: 2, act: rotates},
+		{call: "patch secrets", version: 2, act: rotates},
 		{call: "delete secrets", act: deletes},
 		{call: "patch sealedcredentials", act: deletes},
 	} {
@@ -90,10 +90,10 @@ func (w *world) testServerFaults(t *testing.T) {
 	// Others go on meanwhile, and what cannot be delivered is told.
 	_, _ = w.awaitTarget(w.create(w.targeted(w.namespace(), "witness", values)), 1, values)
 	for _, f := range all {
-		if (f.call == "create secrets" || f.call == "update secrets") && f.status >= 429 {
-			sc := w.awaitThat(f.sc, "the trouble to be told", reconcilingCondition(v1alpha1.ReasonPending))
-			c := meta.FindStatusCondition(sc.Status.Conditions, v1alpha1.ConditionTargetSynced)
-			if c == nil || c.Status != metav1.ConditionFalse || meta.IsStatusConditionTrue(sc.Status.Conditions, v1alpha1.ConditionReady) {
+		if (f.call == "create secrets" || f.call == "patch secrets") && f.status >= 429 {
+			sc := w.awaitThat(f.sc, "the trouble to be told", reconcilingCondition(v1beta1.ReasonPending))
+			c := meta.FindStatusCondition(sc.Status.Conditions, v1beta1.ConditionTargetSynced)
+			if c == nil || c.Status != metav1.ConditionFalse || meta.IsStatusConditionTrue(sc.Status.Conditions, v1beta1.ConditionReady) {
 				t.Errorf("with %s failing: %+v", f.call, sc.Status.Conditions)
 			}
 		}
@@ -150,7 +150,7 @@ func (w *world) testServerFaults(t *testing.T) {
 		if ended {
 			w.halt()
 		}
-		sc = w.change(sc, func(sc *v1alpha1.SealedCredential) { sc.Spec.Target = nil })
+		sc = w.change(sc, func(sc *v1beta1.SealedCredential) { sc.Spec.Target = nil })
 		if ended {
 			w.start(nil)
 		}

@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/guard"
 	"github.com/latticekeep/latticekeep/internal/audit/reader"
@@ -25,14 +25,14 @@ import (
 )
 
 // targeted returns a sealed object with a target.
-func (w *world) targeted(namespace, name string, values map[string]string) *v1alpha1.SealedCredential {
+func (w *world) targeted(namespace, name string, values map[string]string) *v1beta1.SealedCredential {
 	sc := w.manifest(namespace, name, values)
-	sc.Spec.Target = &v1alpha1.Target{}
+	sc.Spec.Target = &v1beta1.Target{}
 	return sc
 }
 
 // unseals counts the audit entries of successful and failed reads of an object's values.
-func (w *world) unseals(sc *v1alpha1.SealedCredential) (n int) {
+func (w *world) unseals(sc *v1beta1.SealedCredential) (n int) {
 	w.t.Helper()
 	entries, _, err := reader.New(w.log, guard.New(w.log)).Query(w.t.Context(), w.tenant(sc.Namespace), reader.Query{Limit: 1000})
 	must(w.t, err)
@@ -86,79 +86,79 @@ func (w *world) testMended(t *testing.T) {
 	defer func() { w.policy = sealing.Policy{} }()
 
 	type broken struct {
-		sc     *v1alpha1.SealedCredential
+		sc     *v1beta1.SealedCredential
 		reason string
-		mend   func(sc *v1alpha1.SealedCredential)
+		mend   func(sc *v1beta1.SealedCredential)
 	}
 	var all []broken
-	add := func(sc *v1alpha1.SealedCredential, reason string, mend func(*v1alpha1.SealedCredential)) {
+	add := func(sc *v1beta1.SealedCredential, reason string, mend func(*v1beta1.SealedCredential)) {
 		all = append(all, broken{sc, reason, mend})
 	}
-	spec := func(change func(*v1alpha1.SealedCredential)) func(*v1alpha1.SealedCredential) {
-		return func(sc *v1alpha1.SealedCredential) { w.change(sc, change) }
+	spec := func(change func(*v1beta1.SealedCredential)) func(*v1beta1.SealedCredential) {
+		return func(sc *v1beta1.SealedCredential) { w.change(sc, change) }
 	}
 	name := func(i string) string { return strings.ToLower(i) }
 	values := w.values("token")
 
-	sc := w.manifest(ns, name(v1alpha1.ReasonInvalidSealed), values)
+	sc := w.manifest(ns, name(v1beta1.ReasonInvalidSealed), values)
 	good := sc.Spec.Sealed.DeepCopy()
 	sc.Spec.Sealed.KeyID = strings.Repeat("0", 64)
-	add(w.create(sc), v1alpha1.ReasonInvalidSealed, spec(func(sc *v1alpha1.SealedCredential) { sc.Spec.Sealed = good }))
+	add(w.create(sc), v1beta1.ReasonInvalidSealed, spec(func(sc *v1beta1.SealedCredential) { sc.Spec.Sealed = good }))
 
-	sc = object(ns, name(v1alpha1.ReasonInvalidSpec))
-	sc.Spec.Generate = []v1alpha1.Generator{
-		{Key: "a", KeyPair: &v1alpha1.KeyPair{Algorithm: "Ed25519", PublicKeyName: "b"}}, {Key: "b", Random: &v1alpha1.Random{}},
+	sc = object(ns, name(v1beta1.ReasonInvalidSpec))
+	sc.Spec.Generate = []v1beta1.Generator{
+		{Key: "a", KeyPair: &v1beta1.KeyPair{Algorithm: "Ed25519", PublicKeyName: "b"}}, {Key: "b", Random: &v1beta1.Random{}},
 	}
-	add(w.create(sc), v1alpha1.ReasonInvalidSpec, spec(func(sc *v1alpha1.SealedCredential) { sc.Spec.Generate[0].KeyPair.PublicKeyName = "c" }))
+	add(w.create(sc), v1beta1.ReasonInvalidSpec, spec(func(sc *v1beta1.SealedCredential) { sc.Spec.Generate[0].KeyPair.PublicKeyName = "c" }))
 
-	sc = w.manifest(ns, name(v1alpha1.ReasonPolicy), values)
+	sc = w.manifest(ns, name(v1beta1.ReasonPolicy), values)
 	sc.Spec.TTLDays = 401
-	add(w.create(sc), v1alpha1.ReasonPolicy, spec(func(sc *v1alpha1.SealedCredential) { sc.Spec.TTLDays = 400 }))
+	add(w.create(sc), v1beta1.ReasonPolicy, spec(func(sc *v1beta1.SealedCredential) { sc.Spec.TTLDays = 400 }))
 
-	older := w.awaitReady(w.create(w.manifest(ns, name(v1alpha1.ReasonOlderValue), values)), 1)
+	older := w.awaitReady(w.create(w.manifest(ns, name(v1beta1.ReasonOlderValue), values)), 1)
 	first := older.Spec.Sealed.DeepCopy()
 	w.clock.Advance(time.Minute)
 	older = w.renew(older, "token")
-	add(w.change(older, func(sc *v1alpha1.SealedCredential) { sc.Spec.Sealed = first }), v1alpha1.ReasonOlderValue,
-		spec(func(sc *v1alpha1.SealedCredential) { sc.Spec.Sealed.AllowOlder = true }))
+	add(w.change(older, func(sc *v1beta1.SealedCredential) { sc.Spec.Sealed = first }), v1beta1.ReasonOlderValue,
+		spec(func(sc *v1beta1.SealedCredential) { sc.Spec.Sealed.AllowOlder = true }))
 
 	// The operator notices a remedy outside the object by itself.
-	sc = object(ns, name(v1alpha1.ReasonSourceUnavailable))
-	sc.Spec.ValuesFrom = &v1alpha1.ValuesFrom{SecretRef: v1alpha1.SecretReference{Name: "plain"}}
-	add(w.create(sc), v1alpha1.ReasonSourceUnavailable, func(sc *v1alpha1.SealedCredential) {
+	sc = object(ns, name(v1beta1.ReasonSourceUnavailable))
+	sc.Spec.ValuesFrom = &v1beta1.ValuesFrom{SecretRef: v1beta1.SecretReference{Name: "plain"}}
+	add(w.create(sc), v1beta1.ReasonSourceUnavailable, func(sc *v1beta1.SealedCredential) {
 		w.secret(ns, "plain", map[string]string{"latticekeep.dev/import": sc.Name}, values)
 	})
 	sc = object(ns, "no-values")
-	sc.Spec.ValuesFrom = &v1alpha1.ValuesFrom{SecretRef: v1alpha1.SecretReference{Name: "empty"}}
+	sc.Spec.ValuesFrom = &v1beta1.ValuesFrom{SecretRef: v1beta1.SecretReference{Name: "empty"}}
 	empty := w.secret(ns, "empty", map[string]string{"latticekeep.dev/import": sc.Name}, nil)
-	add(w.create(sc), v1alpha1.ReasonInvalidSpec, func(*v1alpha1.SealedCredential) {
+	add(w.create(sc), v1beta1.ReasonInvalidSpec, func(*v1beta1.SealedCredential) {
 		empty.StringData = values
 		must(t, w.admin.Update(t.Context(), empty))
 	})
-	sc = object(ns, name(v1alpha1.ReasonSourceLost))
-	sc.Spec.Generate = []v1alpha1.Generator{{Key: "token", Random: &v1alpha1.Random{}}}
+	sc = object(ns, name(v1beta1.ReasonSourceLost))
+	sc.Spec.Generate = []v1beta1.Generator{{Key: "token", Random: &v1beta1.Random{}}}
 	sc = w.awaitReady(w.create(sc), 1)
 	must(t, w.vault.Delete(t.Context(), authz.SystemPrincipal(w.tenant(ns).Tenant), sc.Status.CredentialID))
 	w.nudge(sc)
-	add(sc, v1alpha1.ReasonSourceLost, spec(func(sc *v1alpha1.SealedCredential) {
-		sc.Spec.Rotation = &v1alpha1.Rotation{Policy: v1alpha1.RotationRegenerate, Trigger: "now"}
+	add(sc, v1beta1.ReasonSourceLost, spec(func(sc *v1beta1.SealedCredential) {
+		sc.Spec.Rotation = &v1beta1.Rotation{Policy: v1beta1.RotationRegenerate, Trigger: "now"}
 	}))
 
 	foreign := w.secret(ns, "foreign", nil, values)
-	add(w.create(w.targeted(ns, "foreign", values)), v1alpha1.ReasonTargetConflict, func(*v1alpha1.SealedCredential) {
+	add(w.create(w.targeted(ns, "foreign", values)), v1beta1.ReasonTargetConflict, func(*v1beta1.SealedCredential) {
 		must(t, w.admin.Delete(t.Context(), foreign))
 	})
 	leaving := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "leaving", Finalizers: []string{"example.com/held"}}}
 	must(t, w.admin.Create(t.Context(), leaving))
 	must(t, w.admin.Delete(t.Context(), leaving))
-	add(w.create(w.targeted(ns, "leaving", values)), v1alpha1.ReasonTargetConflict, func(*v1alpha1.SealedCredential) {
+	add(w.create(w.targeted(ns, "leaving", values)), v1beta1.ReasonTargetConflict, func(*v1beta1.SealedCredential) {
 		must(t, w.admin.Get(t.Context(), client.ObjectKeyFromObject(leaving), leaving))
 		leaving.Finalizers = nil
 		must(t, w.admin.Update(t.Context(), leaving))
 	})
 	full := w.namespace()
 	quota := w.forbidSecrets(full)
-	add(w.create(w.targeted(full, "quota", values)), v1alpha1.ReasonTargetConflict, func(*v1alpha1.SealedCredential) {
+	add(w.create(w.targeted(full, "quota", values)), v1beta1.ReasonTargetConflict, func(*v1beta1.SealedCredential) {
 		must(t, w.admin.Delete(t.Context(), quota))
 		w.awaitVerdict(full, false)
 	})
@@ -174,14 +174,14 @@ func (w *world) testMended(t *testing.T) {
 	must(t, w.admin.Create(t.Context(), policy))
 	must(t, w.admin.Create(t.Context(), binding))
 	w.awaitVerdict(strict, true)
-	add(w.create(w.targeted(strict, "policy", values)), v1alpha1.ReasonTargetConflict, func(*v1alpha1.SealedCredential) {
+	add(w.create(w.targeted(strict, "policy", values)), v1beta1.ReasonTargetConflict, func(*v1beta1.SealedCredential) {
 		must(t, w.admin.Delete(t.Context(), binding))
 		w.awaitVerdict(strict, false)
 	})
-	sc = w.targeted(ns, name(v1alpha1.ReasonInvalidTarget), values)
+	sc = w.targeted(ns, name(v1beta1.ReasonInvalidTarget), values)
 	sc.Spec.Target.Type = "kubernetes.io/ssh-auth"
-	add(w.create(sc), v1alpha1.ReasonInvalidTarget, spec(func(sc *v1alpha1.SealedCredential) {
-		sc.Spec.Target.Keys = []v1alpha1.TargetKey{{To: "ssh-privatekey", From: "token"}}
+	add(w.create(sc), v1beta1.ReasonInvalidTarget, spec(func(sc *v1beta1.SealedCredential) {
+		sc.Spec.Target.Keys = []v1beta1.TargetKey{{To: "ssh-privatekey", From: "token"}}
 	}))
 
 	for i := range all {
@@ -193,9 +193,9 @@ func (w *world) testMended(t *testing.T) {
 	}
 	w.clock.Advance(time.Minute)
 	for _, b := range all {
-		w.awaitThat(b.sc, b.sc.Name+" to be ready", func(now *v1alpha1.SealedCredential) bool {
+		w.awaitThat(b.sc, b.sc.Name+" to be ready", func(now *v1beta1.SealedCredential) bool {
 			s := now.Status
-			return meta.IsStatusConditionTrue(s.Conditions, v1alpha1.ConditionReady) && len(s.Conditions) == 2+min(1, len(targetOf(now))) &&
+			return meta.IsStatusConditionTrue(s.Conditions, v1beta1.ConditionReady) && len(s.Conditions) == 2+min(1, len(targetOf(now))) &&
 				s.ObservedGeneration == now.Generation
 		})
 	}
@@ -204,31 +204,31 @@ func (w *world) testMended(t *testing.T) {
 	// A refused spec neither deletes nor changes the Secret that workloads read.
 	kept := w.targeted(ns, "kept", values)
 	kept, _ = w.awaitTarget(w.create(kept), 1, values)
-	kept = w.awaitStalled(w.change(kept, func(sc *v1alpha1.SealedCredential) {
+	kept = w.awaitStalled(w.change(kept, func(sc *v1beta1.SealedCredential) {
 		sc.Spec.Target, sc.Spec.Sealed = nil, sc.Spec.Sealed.DeepCopy()
-		sc.Spec.Sealed.Scope = v1alpha1.ScopeCluster
-	}), v1alpha1.ReasonInvalidSealed)
-	kept = w.awaitStalled(w.change(kept, func(sc *v1alpha1.SealedCredential) {
-		sc.Spec.Target = &v1alpha1.Target{Name: "elsewhere", Keys: []v1alpha1.TargetKey{{To: "a", From: "token"}}}
-		sc.Spec.Rotation = &v1alpha1.Rotation{Trigger: "now"}
-	}), v1alpha1.ReasonInvalidSealed)
+		sc.Spec.Sealed.Scope = v1beta1.ScopeCluster
+	}), v1beta1.ReasonInvalidSealed)
+	kept = w.awaitStalled(w.change(kept, func(sc *v1beta1.SealedCredential) {
+		sc.Spec.Target = &v1beta1.Target{Name: "elsewhere", Keys: []v1beta1.TargetKey{{To: "a", From: "token"}}}
+		sc.Spec.Rotation = &v1beta1.Rotation{Trigger: "now"}
+	}), v1beta1.ReasonInvalidSealed)
 	s := new(corev1.Secret)
 	must(t, w.admin.Get(t.Context(), client.ObjectKey{Namespace: ns, Name: "kept"}, s))
 	if kept.Status.Version != 2 || string(s.Data["token"]) != values["token"] || len(s.Data) != 1 {
 		t.Errorf("at version %d the Secret has %d keys", kept.Status.Version, len(s.Data))
 	}
 	w.awaitNoSecret(ns, "elsewhere")
-	_, _ = w.awaitTarget(w.change(kept, func(sc *v1alpha1.SealedCredential) { sc.Spec.Sealed.Scope = v1alpha1.ScopeStrict }), 2, map[string]string{"a": values["token"]})
+	_, _ = w.awaitTarget(w.change(kept, func(sc *v1beta1.SealedCredential) { sc.Spec.Sealed.Scope = v1beta1.ScopeStrict }), 2, map[string]string{"a": values["token"]})
 	w.awaitNoSecret(ns, "kept")
 
 	// A changed generator together with a request for new values produces new values.
 	sc = object(ns, "renewed")
-	sc.Spec.Generate = []v1alpha1.Generator{{Key: "token", Random: &v1alpha1.Random{}}}
-	sc.Spec.Rotation = &v1alpha1.Rotation{Policy: v1alpha1.RotationRegenerate}
+	sc.Spec.Generate = []v1beta1.Generator{{Key: "token", Random: &v1beta1.Random{}}}
+	sc.Spec.Rotation = &v1beta1.Rotation{Policy: v1beta1.RotationRegenerate}
 	sc = w.awaitReady(w.create(sc), 1)
 	leaked := w.unsealed(sc)["token"]
-	sc = w.awaitReady(w.change(sc, func(sc *v1alpha1.SealedCredential) {
-		sc.Spec.Generate = append(sc.Spec.Generate, v1alpha1.Generator{Key: "more", Random: &v1alpha1.Random{}})
+	sc = w.awaitReady(w.change(sc, func(sc *v1beta1.SealedCredential) {
+		sc.Spec.Generate = append(sc.Spec.Generate, v1beta1.Generator{Key: "more", Random: &v1beta1.Random{}})
 		sc.Spec.Rotation.Trigger = "leaked"
 	}), 2)
 	if made := w.unsealed(sc); len(made) != 2 || made["token"] == leaked {
@@ -241,10 +241,10 @@ func (w *world) testMended(t *testing.T) {
 	two, _ := w.awaitTarget(w.create(w.targeted(ns, "two", values)), 1, values)
 	w.store.down.Store(true)
 	must(t, w.admin.Delete(t.Context(), one))
-	two = w.change(two, func(sc *v1alpha1.SealedCredential) { sc.Spec.Target.DeletionPolicy = v1alpha1.DeletionRetain })
+	two = w.change(two, func(sc *v1beta1.SealedCredential) { sc.Spec.Target.DeletionPolicy = v1beta1.DeletionRetain })
 	must(t, w.admin.Delete(t.Context(), two))
-	one = w.awaitThat(one, "the outage to be shown", reconcilingCondition(v1alpha1.ReasonDeleting))
-	w.awaitThat(two, "the outage to be shown", reconcilingCondition(v1alpha1.ReasonDeleting))
+	one = w.awaitThat(one, "the outage to be shown", reconcilingCondition(v1beta1.ReasonDeleting))
+	w.awaitThat(two, "the outage to be shown", reconcilingCondition(v1beta1.ReasonDeleting))
 	w.store.down.Store(false)
 	w.awaitGone(one)
 	w.awaitGone(two)
@@ -253,7 +253,7 @@ func (w *world) testMended(t *testing.T) {
 	if len(s.OwnerReferences) != 0 || string(s.Data["token"]) != values["token"] {
 		t.Errorf("the Secret that was to stay is %+v", s.ObjectMeta)
 	}
-	for _, sc := range []*v1alpha1.SealedCredential{one, two} {
+	for _, sc := range []*v1beta1.SealedCredential{one, two} {
 		w.checkHistory(sc, audit.CredentialSealed, audit.CredentialDeleted)
 	}
 	w.halt()
@@ -261,7 +261,7 @@ func (w *world) testMended(t *testing.T) {
 	w.start(nil)
 }
 
-func targetOf(sc *v1alpha1.SealedCredential) string {
+func targetOf(sc *v1beta1.SealedCredential) string {
 	switch {
 	case sc.Spec.Target == nil:
 		return ""
@@ -277,14 +277,14 @@ func (w *world) testDamage(t *testing.T) {
 	values := w.values("token")
 	plain := w.secret(ns, "plain", map[string]string{"latticekeep.dev/import": "imported"}, values)
 	imported := object(ns, "imported")
-	imported.Spec.ValuesFrom = &v1alpha1.ValuesFrom{SecretRef: v1alpha1.SecretReference{Name: "plain"}}
+	imported.Spec.ValuesFrom = &v1beta1.ValuesFrom{SecretRef: v1beta1.SecretReference{Name: "plain"}}
 	generated, delivered := object(ns, "generated"), object(ns, "delivered")
-	generated.Spec.Generate = []v1alpha1.Generator{{Key: "token", Random: &v1alpha1.Random{}}}
-	delivered.Spec.Generate, delivered.Spec.Target = generated.Spec.Generate, &v1alpha1.Target{}
+	generated.Spec.Generate = []v1beta1.Generator{{Key: "token", Random: &v1beta1.Random{}}}
+	delivered.Spec.Generate, delivered.Spec.Target = generated.Spec.Generate, &v1beta1.Target{}
 	sealed, s := w.awaitTarget(w.create(w.targeted(ns, "sealed", values)), 1, values)
 	imported, generated, delivered = w.awaitReady(w.create(imported), 1), w.awaitReady(w.create(generated), 1), w.awaitReady(w.create(delivered), 1)
 	must(t, w.admin.Delete(t.Context(), plain))
-	for _, sc := range []*v1alpha1.SealedCredential{sealed, imported, generated, delivered} {
+	for _, sc := range []*v1beta1.SealedCredential{sealed, imported, generated, delivered} {
 		damage(w, sc)
 	}
 
@@ -292,9 +292,9 @@ func (w *world) testDamage(t *testing.T) {
 	for _, name := range []string{s.Name, "delivered"} {
 		must(t, w.admin.Delete(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name}}))
 	}
-	imported = w.change(imported, func(sc *v1alpha1.SealedCredential) { sc.Spec.TTLDays = 30 })
-	generated = w.change(generated, func(sc *v1alpha1.SealedCredential) {
-		sc.Spec.Generate = append(sc.Spec.Generate, v1alpha1.Generator{Key: "more", Random: &v1alpha1.Random{}})
+	imported = w.change(imported, func(sc *v1beta1.SealedCredential) { sc.Spec.TTLDays = 30 })
+	generated = w.change(generated, func(sc *v1beta1.SealedCredential) {
+		sc.Spec.Generate = append(sc.Spec.Generate, v1beta1.Generator{Key: "more", Random: &v1beta1.Random{}})
 	})
 	w.clock.Advance(10 * time.Minute)
 	sealed, _ = w.awaitTarget(sealed, 2, values)
@@ -302,17 +302,17 @@ func (w *world) testDamage(t *testing.T) {
 
 	// Nothing else has the values: one condition says so, and the operator checks again at the
 	// usual interval.
-	for _, sc := range []*v1alpha1.SealedCredential{imported, generated, delivered} {
-		w.awaitStalled(sc, v1alpha1.ReasonSourceLost)
+	for _, sc := range []*v1beta1.SealedCredential{imported, generated, delivered} {
+		w.awaitStalled(sc, v1beta1.ReasonSourceLost)
 	}
 	before := w.entries(ns)
 	w.lookAgain(imported, generated, delivered)
 	if n := w.entries(ns) - before; n > 3*3 { // two reconciles, and one that may have begun
 		t.Errorf("%d audit entries of two looks at three damaged entries", n)
 	}
-	for _, sc := range []*v1alpha1.SealedCredential{generated, delivered} {
-		w.unsealed(w.awaitReady(w.change(sc, func(sc *v1alpha1.SealedCredential) {
-			sc.Spec.Rotation = &v1alpha1.Rotation{Policy: v1alpha1.RotationRegenerate, Trigger: "now"}
+	for _, sc := range []*v1beta1.SealedCredential{generated, delivered} {
+		w.unsealed(w.awaitReady(w.change(sc, func(sc *v1beta1.SealedCredential) {
+			sc.Spec.Rotation = &v1beta1.Rotation{Policy: v1beta1.RotationRegenerate, Trigger: "now"}
 		}), 2))
 	}
 	w.secret(ns, "plain", map[string]string{"latticekeep.dev/import": "imported"}, values)
@@ -335,9 +335,9 @@ func (w *world) entries(namespace string) (n int) {
 }
 
 // awaitAsTimePasses checks the object at each recheck interval until ok holds.
-func (w *world) awaitAsTimePasses(sc *v1alpha1.SealedCredential, ok func(*v1alpha1.SealedCredential) bool) *v1alpha1.SealedCredential {
+func (w *world) awaitAsTimePasses(sc *v1beta1.SealedCredential, ok func(*v1beta1.SealedCredential) bool) *v1beta1.SealedCredential {
 	w.t.Helper()
-	now := new(v1alpha1.SealedCredential)
+	now := new(v1beta1.SealedCredential)
 	for range 20 {
 		must(w.t, w.admin.Get(w.t.Context(), client.ObjectKeyFromObject(sc), now))
 		if ok(now) {
@@ -356,7 +356,7 @@ func (w *world) testAnyOrder(t *testing.T) {
 	w, _ = w.in(t)
 	type run struct {
 		ns            string
-		app, imported *v1alpha1.SealedCredential
+		app, imported *v1beta1.SealedCredential
 		values, plain map[string]string
 		shuffled      []int
 	}
@@ -394,13 +394,13 @@ func (w *world) testAnyOrder(t *testing.T) {
 		tracks := [][]func(){
 			{
 				func() { w.create(object1.DeepCopy()) },
-				func() { w.change(object1, func(sc *v1alpha1.SealedCredential) { sc.Spec.TTLDays = 10 }) },
-				func() { w.change(object1, func(sc *v1alpha1.SealedCredential) { sc.Spec.Target = nil }) },
+				func() { w.change(object1, func(sc *v1beta1.SealedCredential) { sc.Spec.TTLDays = 10 }) },
+				func() { w.change(object1, func(sc *v1beta1.SealedCredential) { sc.Spec.Target = nil }) },
 				func() { deleteIt(object1); w.awaitGone(object1) },
 				func() { r.app = w.create(object2.DeepCopy()) },
 				func() {
-					r.app = w.change(object2, func(sc *v1alpha1.SealedCredential) {
-						sc.Spec.Rotation = &v1alpha1.Rotation{MaxValueAge: &metav1.Duration{Duration: day}}
+					r.app = w.change(object2, func(sc *v1beta1.SealedCredential) {
+						sc.Spec.Rotation = &v1beta1.Rotation{MaxValueAge: &metav1.Duration{Duration: day}}
 					})
 				},
 			},
@@ -420,7 +420,7 @@ func (w *world) testAnyOrder(t *testing.T) {
 			},
 			{func() {
 				r.imported = object(r.ns, "imported")
-				r.imported.Spec.ValuesFrom = &v1alpha1.ValuesFrom{SecretRef: v1alpha1.SecretReference{Name: "plain"}}
+				r.imported.Spec.ValuesFrom = &v1beta1.ValuesFrom{SecretRef: v1beta1.SecretReference{Name: "plain"}}
 				w.create(r.imported)
 			}},
 		}
@@ -437,17 +437,17 @@ func (w *world) testAnyOrder(t *testing.T) {
 			}
 		}
 	}
-	var objects []*v1alpha1.SealedCredential
+	var objects []*v1beta1.SealedCredential
 	for _, r := range runs {
 		objects = append(objects, r.app, r.imported)
 	}
 	w.lookAgain(objects...)
 	for seed, r := range runs {
 		what := fmt.Sprintf("seed %d, order %v", seed, r.shuffled)
-		now := func(sc *v1alpha1.SealedCredential) *v1alpha1.SealedCredential {
+		now := func(sc *v1beta1.SealedCredential) *v1beta1.SealedCredential {
 			t.Log(what)
-			return w.awaitAsTimePasses(sc, func(now *v1alpha1.SealedCredential) bool {
-				return now.Status.ObservedGeneration == now.Generation && meta.IsStatusConditionTrue(now.Status.Conditions, v1alpha1.ConditionReady)
+			return w.awaitAsTimePasses(sc, func(now *v1beta1.SealedCredential) bool {
+				return now.Status.ObservedGeneration == now.Generation && meta.IsStatusConditionTrue(now.Status.Conditions, v1beta1.ConditionReady)
 			})
 		}
 		app, imported := now(r.app), now(r.imported)
@@ -455,7 +455,7 @@ func (w *world) testAnyOrder(t *testing.T) {
 			t.Errorf("%s: app is version %d", what, app.Status.Version)
 		}
 		_, s := w.awaitTarget(app, 1, r.values)
-		if !metav1.IsControlledBy(s, app) || len(s.Annotations) != 2 {
+		if len(s.OwnerReferences) != 0 || len(s.Annotations) != 3 {
 			t.Errorf("%s: the target is %+v", what, s.ObjectMeta)
 		}
 		w.checkUnseals(app, r.values)

@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/controllers"
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/envelope"
@@ -30,7 +30,7 @@ func (w *world) testStalled(t *testing.T) {
 	request := sealing.Request{Namespace: ns, Name: "stalled", CredentialType: "database"}
 	unknown := w.sealed(foreign.Public(), request, values)
 
-	spoil := func(change func(map[string]v1alpha1.SealedValue)) *v1alpha1.Sealed {
+	spoil := func(change func(map[string]v1beta1.SealedValue)) *v1beta1.Sealed {
 		sealed := good.Spec.Sealed.DeepCopy()
 		change(sealed.Values)
 		return sealed
@@ -38,37 +38,37 @@ func (w *world) testStalled(t *testing.T) {
 	flipped, err := base64.StdEncoding.DecodeString(good.Spec.Sealed.Values["token"].Data)
 	must(t, err)
 	flipped[len(flipped)/2] ^= 1
-	var sc *v1alpha1.SealedCredential
+	var sc *v1beta1.SealedCredential
 	for _, bad := range []struct {
 		name    string
-		sealed  *v1alpha1.Sealed
+		sealed  *v1beta1.Sealed
 		message string
 	}{
 		{"an unknown sealing key", unknown.Spec.Sealed, "no such sealing key"},
-		{"values of another key", spoil(func(v map[string]v1alpha1.SealedValue) { v["token"] = unknown.Spec.Sealed.Values["token"] }), "values[token]"},
-		{"a flipped bit", spoil(func(v map[string]v1alpha1.SealedValue) {
-			v["token"] = v1alpha1.SealedValue{SealedAt: v["token"].SealedAt, Data: base64.StdEncoding.EncodeToString(flipped)}
+		{"values of another key", spoil(func(v map[string]v1beta1.SealedValue) { v["token"] = unknown.Spec.Sealed.Values["token"] }), "values[token]"},
+		{"a flipped bit", spoil(func(v map[string]v1beta1.SealedValue) {
+			v["token"] = v1beta1.SealedValue{SealedAt: v["token"].SealedAt, Data: base64.StdEncoding.EncodeToString(flipped)}
 		}), "values[token]"},
-		{"a cut value", spoil(func(v map[string]v1alpha1.SealedValue) {
-			v["token"] = v1alpha1.SealedValue{SealedAt: v["token"].SealedAt, Data: v["token"].Data[:400]}
+		{"a cut value", spoil(func(v map[string]v1beta1.SealedValue) {
+			v["token"] = v1beta1.SealedValue{SealedAt: v["token"].SealedAt, Data: v["token"].Data[:400]}
 		}), "it was cut"},
-		{"no base64", spoil(func(v map[string]v1alpha1.SealedValue) {
-			v["token"] = v1alpha1.SealedValue{SealedAt: v["token"].SealedAt, Data: "?"}
+		{"no base64", spoil(func(v map[string]v1beta1.SealedValue) {
+			v["token"] = v1beta1.SealedValue{SealedAt: v["token"].SealedAt, Data: "?"}
 		}), "not standard base64"},
-		{"another time of sealing", spoil(func(v map[string]v1alpha1.SealedValue) {
-			v["token"] = v1alpha1.SealedValue{SealedAt: metav1.NewTime(v["token"].SealedAt.Add(time.Second)), Data: v["token"].Data}
+		{"another time of sealing", spoil(func(v map[string]v1beta1.SealedValue) {
+			v["token"] = v1beta1.SealedValue{SealedAt: metav1.NewTime(v["token"].SealedAt.Add(time.Second)), Data: v["token"].Data}
 		}), "values[token]"},
-		{"swapped values", spoil(func(v map[string]v1alpha1.SealedValue) { v["token"], v["other"] = v["other"], v["token"] }), "values[other]"},
+		{"swapped values", spoil(func(v map[string]v1beta1.SealedValue) { v["token"], v["other"] = v["other"], v["token"] }), "values[other]"},
 	} {
 		if sc == nil {
 			object := good.DeepCopy()
 			object.Spec.Sealed = bad.sealed
 			sc = w.create(object)
 		} else {
-			sc = w.change(sc, func(sc *v1alpha1.SealedCredential) { sc.Spec.Sealed = bad.sealed })
+			sc = w.change(sc, func(sc *v1beta1.SealedCredential) { sc.Spec.Sealed = bad.sealed })
 		}
-		sc = w.awaitStalled(sc, v1alpha1.ReasonInvalidSealed)
-		stalled := meta.FindStatusCondition(sc.Status.Conditions, v1alpha1.ConditionStalled)
+		sc = w.awaitStalled(sc, v1beta1.ReasonInvalidSealed)
+		stalled := meta.FindStatusCondition(sc.Status.Conditions, v1beta1.ConditionStalled)
 		if !strings.Contains(stalled.Message, bad.message) {
 			t.Errorf("%s: the message %q does not say %q", bad.name, stalled.Message, bad.message)
 		}
@@ -85,7 +85,7 @@ func (w *world) testStalled(t *testing.T) {
 		t.Errorf("bad data left %v in the vault: %v", list, err)
 	}
 
-	sc = w.awaitReady(w.change(sc, func(sc *v1alpha1.SealedCredential) { sc.Spec.Sealed = good.Spec.Sealed }), 1)
+	sc = w.awaitReady(w.change(sc, func(sc *v1beta1.SealedCredential) { sc.Spec.Sealed = good.Spec.Sealed }), 1)
 	w.checkUnseals(sc, values)
 	w.checkHistory(sc, audit.CredentialSealed)
 }
@@ -98,11 +98,11 @@ func (w *world) testLastGood(t *testing.T) {
 	sc := w.awaitReady(w.create(manifest), 1)
 	good := sc.DeepCopy()
 
-	sc = w.awaitStalled(w.change(sc, func(sc *v1alpha1.SealedCredential) {
-		sc.Spec.Sealed.Scope = v1alpha1.ScopeCluster
+	sc = w.awaitStalled(w.change(sc, func(sc *v1beta1.SealedCredential) {
+		sc.Spec.Sealed.Scope = v1beta1.ScopeCluster
 		sc.Spec.TTLDays = 3650
-		sc.Spec.Rotation = &v1alpha1.Rotation{Before: &metav1.Duration{Duration: 1000 * day}}
-	}), v1alpha1.ReasonInvalidSealed)
+		sc.Spec.Rotation = &v1beta1.Rotation{Before: &metav1.Duration{Duration: 1000 * day}}
+	}), v1beta1.ReasonInvalidSealed)
 	if sc.Status.Version != 1 || !sc.Status.ExpiresAt.Equal(good.Status.ExpiresAt) || sc.Status.CredentialID != good.Status.CredentialID {
 		t.Errorf("the status forgets the version that is served: %+v", sc.Status)
 	}
@@ -110,11 +110,11 @@ func (w *world) testLastGood(t *testing.T) {
 
 	// It is still rotated before its end.
 	w.clock.Advance(sc.Status.NextRotationTime.Sub(w.clock.Now()))
-	sc = w.awaitThat(sc, "the rotation of a stalled object", func(sc *v1alpha1.SealedCredential) bool { return sc.Status.Version == 2 })
-	sc = w.awaitStalled(sc, v1alpha1.ReasonInvalidSealed)
+	sc = w.awaitThat(sc, "the rotation of a stalled object", func(sc *v1beta1.SealedCredential) bool { return sc.Status.Version == 2 })
+	sc = w.awaitStalled(sc, v1beta1.ReasonInvalidSealed)
 	w.checkUnseals(sc, values)
 
-	sc = w.awaitReady(w.change(sc, func(sc *v1alpha1.SealedCredential) { sc.Spec = *good.Spec.DeepCopy() }), 2)
+	sc = w.awaitReady(w.change(sc, func(sc *v1beta1.SealedCredential) { sc.Spec = *good.Spec.DeepCopy() }), 2)
 	w.checkUnseals(sc, values)
 	w.checkHistory(sc, audit.CredentialSealed, audit.CredentialReencrypted)
 }
@@ -123,16 +123,16 @@ func (w *world) testScopes(t *testing.T) {
 	w, ns := w.in(t)
 	other := w.namespace()
 	for _, c := range []struct {
-		scope     v1alpha1.Scope
+		scope     v1beta1.Scope
 		namespace string
 		opens     bool
 	}{
-		{v1alpha1.ScopeStrict, ns, false},
-		{v1alpha1.ScopeStrict, other, false},
-		{v1alpha1.ScopeNamespace, ns, true},
-		{v1alpha1.ScopeNamespace, other, false},
-		{v1alpha1.ScopeCluster, ns, true},
-		{v1alpha1.ScopeCluster, other, true},
+		{v1beta1.ScopeStrict, ns, false},
+		{v1beta1.ScopeStrict, other, false},
+		{v1beta1.ScopeNamespace, ns, true},
+		{v1beta1.ScopeNamespace, other, false},
+		{v1beta1.ScopeCluster, ns, true},
+		{v1beta1.ScopeCluster, other, true},
 	} {
 		values := w.values("token")
 		original := w.sealed(w.published().Key(), sealing.Request{Namespace: ns, Name: "original", CredentialType: "database", Scope: c.scope}, values)
@@ -143,12 +143,12 @@ func (w *world) testScopes(t *testing.T) {
 			sc = w.awaitReady(sc, 1)
 			w.checkUnseals(sc, values)
 		} else {
-			w.awaitStalled(sc, v1alpha1.ReasonInvalidSealed)
+			w.awaitStalled(sc, v1beta1.ReasonInvalidSealed)
 			// Widening the scope by hand does not help, nor does an annotation.
-			w.awaitStalled(w.change(sc, func(sc *v1alpha1.SealedCredential) {
-				sc.Spec.Sealed.Scope = v1alpha1.ScopeCluster
+			w.awaitStalled(w.change(sc, func(sc *v1beta1.SealedCredential) {
+				sc.Spec.Sealed.Scope = v1beta1.ScopeCluster
 				sc.Annotations = map[string]string{"latticekeep.dev/scope": "Cluster", "sealedsecrets.bitnami.com/cluster-wide": "true"}
-			}), v1alpha1.ReasonInvalidSealed)
+			}), v1beta1.ReasonInvalidSealed)
 		}
 		must(t, w.admin.Delete(t.Context(), sc))
 		w.awaitGone(sc)
@@ -173,32 +173,32 @@ func (w *world) testOlder(t *testing.T) {
 	sc := w.awaitReady(w.create(first.DeepCopy()), 1)
 	w.clock.Advance(time.Minute)
 	newer := w.values("token")
-	sc = w.awaitReady(w.change(sc, func(sc *v1alpha1.SealedCredential) { sc.Spec.Sealed = w.manifest(ns, "older", newer).Spec.Sealed }), 2)
+	sc = w.awaitReady(w.change(sc, func(sc *v1beta1.SealedCredential) { sc.Spec.Sealed = w.manifest(ns, "older", newer).Spec.Sealed }), 2)
 	w.clock.Advance(time.Minute)
 	dropped := w.manifest(ns, "older", w.values("dropped")).Spec.Sealed.Values["dropped"]
-	sc = w.awaitReady(w.change(sc, func(sc *v1alpha1.SealedCredential) { sc.Spec.Sealed.Values["dropped"] = dropped }), 3)
-	sc = w.awaitReady(w.change(sc, func(sc *v1alpha1.SealedCredential) { delete(sc.Spec.Sealed.Values, "dropped") }), 4)
+	sc = w.awaitReady(w.change(sc, func(sc *v1beta1.SealedCredential) { sc.Spec.Sealed.Values["dropped"] = dropped }), 3)
+	sc = w.awaitReady(w.change(sc, func(sc *v1beta1.SealedCredential) { delete(sc.Spec.Sealed.Values, "dropped") }), 4)
 
-	sc = w.awaitStalled(w.change(sc, func(sc *v1alpha1.SealedCredential) { sc.Spec.Sealed = first.Spec.Sealed }), v1alpha1.ReasonOlderValue)
+	sc = w.awaitStalled(w.change(sc, func(sc *v1beta1.SealedCredential) { sc.Spec.Sealed = first.Spec.Sealed }), v1beta1.ReasonOlderValue)
 	w.checkUnseals(sc, newer)
 	// A key that was dropped does not come back with an older value either.
-	sc = w.awaitStalled(w.change(sc, func(sc *v1alpha1.SealedCredential) {
+	sc = w.awaitStalled(w.change(sc, func(sc *v1beta1.SealedCredential) {
 		sc.Spec.Sealed = w.manifest(ns, "older", newer).Spec.Sealed
 		sc.Spec.Sealed.Values["dropped"] = first.Spec.Sealed.Values["dropped"]
-	}), v1alpha1.ReasonOlderValue)
-	if message := meta.FindStatusCondition(sc.Status.Conditions, v1alpha1.ConditionStalled).Message; !strings.Contains(message, "dropped") || strings.Contains(message, "token") {
+	}), v1beta1.ReasonOlderValue)
+	if message := meta.FindStatusCondition(sc.Status.Conditions, v1beta1.ConditionStalled).Message; !strings.Contains(message, "dropped") || strings.Contains(message, "token") {
 		t.Errorf("the message %q does not name the key", message)
 	}
 	w.checkUnseals(sc, newer)
 	// A value of the future would keep out the correct ones after it.
-	sc = w.awaitStalled(w.change(sc, func(sc *v1alpha1.SealedCredential) {
+	sc = w.awaitStalled(w.change(sc, func(sc *v1beta1.SealedCredential) {
 		sc.Spec.Sealed = w.manifest(ns, "older", w.values("token")).Spec.Sealed
 		v := sc.Spec.Sealed.Values["token"]
 		v.SealedAt = metav1.NewTime(v.SealedAt.Add(sealing.MaxAhead + time.Minute))
 		sc.Spec.Sealed.Values["token"] = v
-	}), v1alpha1.ReasonInvalidSealed)
+	}), v1beta1.ReasonInvalidSealed)
 	w.checkUnseals(sc, newer)
-	sc = w.awaitReady(w.change(sc, func(sc *v1alpha1.SealedCredential) {
+	sc = w.awaitReady(w.change(sc, func(sc *v1beta1.SealedCredential) {
 		sc.Spec.Sealed = first.Spec.Sealed.DeepCopy()
 		sc.Spec.Sealed.AllowOlder = true
 	}), 5)
@@ -222,7 +222,7 @@ func (w *world) testLateKey(t *testing.T) {
 
 	w.store.hidden.Store(late.Key().ID())
 	request.Name = "late"
-	sc := w.awaitStalled(w.create(w.sealed(late.Key(), request, values)), v1alpha1.ReasonInvalidSealed)
+	sc := w.awaitStalled(w.create(w.sealed(late.Key(), request, values)), v1beta1.ReasonInvalidSealed)
 	w.store.hidden.Store("")
 	w.clock.Advance(10 * time.Minute)
 	w.checkUnseals(w.awaitReady(sc, 1), values)

@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/internal/envelope"
 	"github.com/latticekeep/latticekeep/internal/sealing"
 )
@@ -267,8 +267,8 @@ func (w *world) testSchema(t *testing.T) {
 	w.testSchemaOfUpdates(t, good, bases)
 
 	created := w.create(sc.DeepCopy())
-	if created.Status.ObservedGeneration != -1 || created.Spec.TTLDays != 90 || created.Spec.DeletionPolicy != v1alpha1.DeletionDelete ||
-		created.Spec.Sealed.Scope != v1alpha1.ScopeStrict {
+	if created.Status.ObservedGeneration != -1 || created.Spec.TTLDays != 90 || created.Spec.DeletionPolicy != v1beta1.DeletionDelete ||
+		created.Spec.Sealed.Scope != v1beta1.ScopeStrict {
 		t.Errorf("the defaults are not those of the types: %+v, observed generation %d", created.Spec, created.Status.ObservedGeneration)
 	}
 	created.Spec.CredentialType = "another"

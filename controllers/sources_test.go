@@ -13,15 +13,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 )
 
 // object is an empty object of a namespace.
-func object(namespace, name string) *v1alpha1.SealedCredential {
-	sc := &v1alpha1.SealedCredential{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
+func object(namespace, name string) *v1beta1.SealedCredential {
+	sc := &v1beta1.SealedCredential{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
 	sc.Spec.CredentialType = "database"
 	return sc
 }
@@ -37,7 +37,7 @@ func (w *world) secret(namespace, name string, annotations, values map[string]st
 }
 
 // unsealed returns the values that the vault gives out, and forgets none of them: they may be nowhere else.
-func (w *world) unsealed(sc *v1alpha1.SealedCredential) map[string]string {
+func (w *world) unsealed(sc *v1beta1.SealedCredential) map[string]string {
 	w.t.Helper()
 	got, err := w.vault.Unseal(w.t.Context(), w.tenant(sc.Namespace), sc.Status.CredentialID)
 	must(w.t, err)
@@ -53,14 +53,14 @@ func (w *world) testImport(t *testing.T) {
 	w, ns := w.in(t)
 	values := w.values("user", "password")
 	sc := object(ns, "imported")
-	sc.Spec.ValuesFrom = &v1alpha1.ValuesFrom{SecretRef: v1alpha1.SecretReference{Name: "plain"}}
+	sc.Spec.ValuesFrom = &v1beta1.ValuesFrom{SecretRef: v1beta1.SecretReference{Name: "plain"}}
 
 	// Neither a Secret that is missing nor one that names nobody, or somebody else, is imported.
-	sc = w.awaitStalled(w.create(sc), v1alpha1.ReasonSourceUnavailable)
+	sc = w.awaitStalled(w.create(sc), v1beta1.ReasonSourceUnavailable)
 	plain := w.secret(ns, "plain", map[string]string{"latticekeep.dev/import": "another"}, values)
 	w.clock.Advance(2 * time.Minute)
-	sc = w.awaitThat(sc, "the remedy to be named", func(sc *v1alpha1.SealedCredential) bool {
-		c := meta.FindStatusCondition(sc.Status.Conditions, v1alpha1.ConditionStalled)
+	sc = w.awaitThat(sc, "the remedy to be named", func(sc *v1beta1.SealedCredential) bool {
+		c := meta.FindStatusCondition(sc.Status.Conditions, v1beta1.ConditionStalled)
 		return c != nil && strings.Contains(c.Message, "annotate the Secret with latticekeep.dev/import=imported")
 	})
 	if sc.Status.CredentialID != "" {
@@ -90,13 +90,13 @@ func (w *world) testImport(t *testing.T) {
 
 	// Without the Secret, another TTL is another version of the same values.
 	must(t, w.admin.Delete(t.Context(), plain))
-	sc = w.awaitReady(w.change(sc, func(sc *v1alpha1.SealedCredential) { sc.Spec.TTLDays = 30 }), 3)
+	sc = w.awaitReady(w.change(sc, func(sc *v1beta1.SealedCredential) { sc.Spec.TTLDays = 30 }), 3)
 	w.checkUnseals(sc, values)
 
 	// Imported and deleted: what is left is the vault's.
 	values = w.values("user")
 	w.secret(ns, "plain", map[string]string{"latticekeep.dev/import": "imported"}, values)
-	sc = w.awaitReady(w.change(sc, func(sc *v1alpha1.SealedCredential) { sc.Spec.ValuesFrom.DeleteAfterImport = true }), 4)
+	sc = w.awaitReady(w.change(sc, func(sc *v1beta1.SealedCredential) { sc.Spec.ValuesFrom.DeleteAfterImport = true }), 4)
 	w.checkUnseals(sc, values)
 	w.awaitNoSecret(ns, "plain")
 	w.checkHistory(sc, audit.CredentialSealed, audit.CredentialRotated, audit.CredentialReencrypted, audit.CredentialRotated)
@@ -104,7 +104,7 @@ func (w *world) testImport(t *testing.T) {
 	// With the entry gone and no Secret, nobody has the values.
 	must(t, w.vault.Delete(t.Context(), authz.SystemPrincipal(w.tenant(ns).Tenant), sc.Status.CredentialID))
 	w.nudge(sc)
-	sc = w.awaitStalled(sc, v1alpha1.ReasonSourceLost)
+	sc = w.awaitStalled(sc, v1beta1.ReasonSourceLost)
 	w.secret(ns, "plain", map[string]string{"latticekeep.dev/import": "imported"}, values)
 	w.clock.Advance(2 * time.Minute)
 	sc = w.awaitReady(sc, 5)
@@ -112,7 +112,7 @@ func (w *world) testImport(t *testing.T) {
 	// From here on the values are in git.
 	values = w.values("user")
 	fresh := w.manifest(ns, "imported", values)
-	sc = w.awaitReady(w.change(sc, func(sc *v1alpha1.SealedCredential) { sc.Spec.ValuesFrom, sc.Spec.Sealed = nil, fresh.Spec.Sealed }), 6)
+	sc = w.awaitReady(w.change(sc, func(sc *v1beta1.SealedCredential) { sc.Spec.ValuesFrom, sc.Spec.Sealed = nil, fresh.Spec.Sealed }), 6)
 	w.checkUnseals(sc, values)
 }
 
@@ -138,9 +138,9 @@ func (w *world) awaitNoSecret(namespace, name string) {
 func (w *world) testGenerate(t *testing.T) {
 	w, ns := w.in(t)
 	sc := object(ns, "made")
-	sc.Spec.Generate = []v1alpha1.Generator{
-		{Key: "password", Random: &v1alpha1.Random{Length: 40, Charset: "Base64URL"}},
-		{Key: "signing", KeyPair: &v1alpha1.KeyPair{Algorithm: "Ed25519"}},
+	sc.Spec.Generate = []v1beta1.Generator{
+		{Key: "password", Random: &v1beta1.Random{Length: 40, Charset: "Base64URL"}},
+		{Key: "signing", KeyPair: &v1beta1.KeyPair{Algorithm: "Ed25519"}},
 	}
 	sc = w.awaitReady(w.create(sc), 1)
 	first := w.unsealed(sc)
@@ -149,8 +149,8 @@ func (w *world) testGenerate(t *testing.T) {
 	}
 
 	// What is added is made, what is dropped goes, and the rest stays as it was, whatever its generator says now.
-	sc = w.awaitReady(w.change(sc, func(sc *v1alpha1.SealedCredential) {
-		sc.Spec.Generate = []v1alpha1.Generator{{Key: "password", Random: &v1alpha1.Random{Length: 16}}, {Key: "token", Random: &v1alpha1.Random{}}}
+	sc = w.awaitReady(w.change(sc, func(sc *v1beta1.SealedCredential) {
+		sc.Spec.Generate = []v1beta1.Generator{{Key: "password", Random: &v1beta1.Random{Length: 16}}, {Key: "token", Random: &v1beta1.Random{}}}
 	}), 2)
 	second := w.unsealed(sc)
 	if len(second) != 2 || second["password"] != first["password"] || len(second["token"]) != 32 {
@@ -158,14 +158,14 @@ func (w *world) testGenerate(t *testing.T) {
 	}
 
 	// Reencrypt keeps values.
-	sc = w.awaitReady(w.change(sc, func(sc *v1alpha1.SealedCredential) { sc.Spec.Rotation = &v1alpha1.Rotation{Trigger: "one"} }), 3)
+	sc = w.awaitReady(w.change(sc, func(sc *v1beta1.SealedCredential) { sc.Spec.Rotation = &v1beta1.Rotation{Trigger: "one"} }), 3)
 	if third := w.unsealed(sc); third["token"] != second["token"] || !sc.Status.ValuesChangedAt.Time.Equal(w.clock.in(0)) {
 		t.Error("Reencrypt made new values")
 	}
 	// Regenerate makes new ones, and the former stay readable as long as the spec says.
 	w.clock.Advance(time.Hour)
-	sc = w.awaitReady(w.change(sc, func(sc *v1alpha1.SealedCredential) {
-		sc.Spec.Rotation = &v1alpha1.Rotation{Policy: v1alpha1.RotationRegenerate, Trigger: "two", Overlap: &metav1.Duration{Duration: 48 * time.Hour}}
+	sc = w.awaitReady(w.change(sc, func(sc *v1beta1.SealedCredential) {
+		sc.Spec.Rotation = &v1beta1.Rotation{Policy: v1beta1.RotationRegenerate, Trigger: "two", Overlap: &metav1.Duration{Duration: 48 * time.Hour}}
 	}), 4)
 	fourth := w.unsealed(sc)
 	if fourth["token"] == second["token"] || len(fourth["password"]) != 16 || !sc.Status.ValuesChangedAt.Time.Equal(w.clock.in(0)) {
@@ -185,7 +185,7 @@ func (w *world) testGenerate(t *testing.T) {
 	if _, err := former(); !errors.Is(err, fault.Forbidden) {
 		t.Errorf("the former version after its end: %v", err)
 	}
-	w.awaitThat(sc, "the former version to leave the status", func(sc *v1alpha1.SealedCredential) bool { return sc.Status.Previous == nil })
+	w.awaitThat(sc, "the former version to leave the status", func(sc *v1beta1.SealedCredential) bool { return sc.Status.Previous == nil })
 
 	// By itself too.
 	w.clock.Advance(sc.Status.NextRotationTime.Sub(w.clock.Now()))
@@ -198,47 +198,47 @@ func (w *world) testGenerate(t *testing.T) {
 	// An entry that is gone is not silently made of new values.
 	must(t, w.vault.Delete(t.Context(), authz.SystemPrincipal(w.tenant(ns).Tenant), sc.Status.CredentialID))
 	w.nudge(sc)
-	sc = w.awaitStalled(sc, v1alpha1.ReasonSourceLost)
-	sc = w.awaitReady(w.change(sc, func(sc *v1alpha1.SealedCredential) { sc.Spec.Rotation.Trigger = "new values" }), 6)
+	sc = w.awaitStalled(sc, v1beta1.ReasonSourceLost)
+	sc = w.awaitReady(w.change(sc, func(sc *v1beta1.SealedCredential) { sc.Spec.Rotation.Trigger = "new values" }), 6)
 	w.unsealed(sc)
 }
 
 func (w *world) testValueAge(t *testing.T) {
 	w, ns := w.in(t)
 	manifest := w.manifest(ns, "aging", w.values("token"))
-	manifest.Spec.Rotation = &v1alpha1.Rotation{MaxValueAge: &metav1.Duration{Duration: 10 * day}, Before: &metav1.Duration{Duration: 85 * day}}
-	stale := func(want metav1.ConditionStatus) func(*v1alpha1.SealedCredential) bool {
-		return func(sc *v1alpha1.SealedCredential) bool {
-			return meta.IsStatusConditionPresentAndEqual(sc.Status.Conditions, v1alpha1.ConditionValuesStale, want) &&
-				meta.IsStatusConditionTrue(sc.Status.Conditions, v1alpha1.ConditionReady)
+	manifest.Spec.Rotation = &v1beta1.Rotation{MaxValueAge: &metav1.Duration{Duration: 10 * day}, Before: &metav1.Duration{Duration: 85 * day}}
+	stale := func(want metav1.ConditionStatus) func(*v1beta1.SealedCredential) bool {
+		return func(sc *v1beta1.SealedCredential) bool {
+			return meta.IsStatusConditionPresentAndEqual(sc.Status.Conditions, v1beta1.ConditionValuesStale, want) &&
+				meta.IsStatusConditionTrue(sc.Status.Conditions, v1beta1.ConditionReady)
 		}
 	}
 	sc := w.awaitThat(w.create(manifest), "fresh values", stale(metav1.ConditionFalse))
 	w.clock.Advance(10 * day) // rotated meanwhile, which makes no value younger
-	sc = w.awaitThat(sc, "old values to be told", func(sc *v1alpha1.SealedCredential) bool {
+	sc = w.awaitThat(sc, "old values to be told", func(sc *v1beta1.SealedCredential) bool {
 		return stale(metav1.ConditionTrue)(sc) && sc.Status.Version == 2
 	})
 	w.checkEvents(sc, "Sealed", "Reencrypted", "ValuesStale")
 	fresh := w.manifest(ns, "aging", w.values("token"))
-	w.awaitThat(w.change(sc, func(sc *v1alpha1.SealedCredential) { sc.Spec.Sealed = fresh.Spec.Sealed }), "fresh values", stale(metav1.ConditionFalse))
+	w.awaitThat(w.change(sc, func(sc *v1beta1.SealedCredential) { sc.Spec.Sealed = fresh.Spec.Sealed }), "fresh values", stale(metav1.ConditionFalse))
 }
 
 func (w *world) testExpiring(t *testing.T) {
 	w, ns := w.in(t)
 	manifest := w.manifest(ns, "expiring", w.values("token"))
 	sc := w.awaitReady(w.create(manifest), 1)
-	sc = w.awaitThat(w.change(sc, func(sc *v1alpha1.SealedCredential) { sc.Spec.Suspend = true }), "suspension", suspended(metav1.ConditionTrue))
-	because := func(reason string) func(*v1alpha1.SealedCredential) bool {
-		return func(sc *v1alpha1.SealedCredential) bool {
-			c := meta.FindStatusCondition(sc.Status.Conditions, v1alpha1.ConditionExpiring)
-			return c != nil && c.Reason == reason && (c.Status == metav1.ConditionTrue) == (reason != v1alpha1.ReasonOnSchedule)
+	sc = w.awaitThat(w.change(sc, func(sc *v1beta1.SealedCredential) { sc.Spec.Suspend = true }), "suspension", suspended(metav1.ConditionTrue))
+	because := func(reason string) func(*v1beta1.SealedCredential) bool {
+		return func(sc *v1beta1.SealedCredential) bool {
+			c := meta.FindStatusCondition(sc.Status.Conditions, v1beta1.ConditionExpiring)
+			return c != nil && c.Reason == reason && (c.Status == metav1.ConditionTrue) == (reason != v1beta1.ReasonOnSchedule)
 		}
 	}
 	w.clock.Advance(61 * day)
-	sc = w.awaitThat(sc, "the late rotation to be told", because(v1alpha1.ReasonRotationOverdue))
+	sc = w.awaitThat(sc, "the late rotation to be told", because(v1beta1.ReasonRotationOverdue))
 	w.clock.Advance(30 * day)
-	sc = w.awaitThat(sc, "the end to be told", because(v1alpha1.ReasonExpired))
-	sc = w.awaitThat(w.change(sc, func(sc *v1alpha1.SealedCredential) { sc.Spec.Suspend = false }), "the schedule", because(v1alpha1.ReasonOnSchedule))
+	sc = w.awaitThat(sc, "the end to be told", because(v1beta1.ReasonExpired))
+	sc = w.awaitThat(w.change(sc, func(sc *v1beta1.SealedCredential) { sc.Spec.Suspend = false }), "the schedule", because(v1beta1.ReasonOnSchedule))
 	w.awaitReady(sc, 2)
 	w.checkEvents(sc, "Sealed", "Expiring", "Expiring", "Reencrypted")
 }

@@ -6,7 +6,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/controllers"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
@@ -30,9 +33,12 @@ func TestEveryReplicaShowsTheObjectsOfATenant(t *testing.T) {
 		if _, err := views[i].SealedCredentials(t.Context(), tenant); fault.Of(err) != fault.Unavailable {
 			t.Error("before it runs:", err)
 		}
+		if _, err := views[i].AcceptedValues(t.Context(), authz.Principal{Tenant: tenant}, new(v1beta1.SealedCredential)); fault.Of(err) != fault.Unavailable {
+			t.Error("what was accepted, before it runs:", err)
+		}
 		options := w.options()
 		options.Elect, options.Metrics, options.View = true, metrics[i], &views[i]
-		options.Tenants = map[string]authz.TenantID{shop: tenant, alsoShop: tenant, remade: tenant}
+		options.Tenants.Names = map[string]authz.TenantID{shop: tenant, alsoShop: tenant, remade: tenant}
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan error, 1)
 		go func() { done <- controllers.Run(ctx, w.operator, options) }()
@@ -77,10 +83,34 @@ func TestEveryReplicaShowsTheObjectsOfATenant(t *testing.T) {
 				t.Errorf("replica %d shows %s %v: %v", i, of, names(found), err)
 			}
 		}
+		// What was accepted is told to the tenant, and to a pod that may check objects of the
+		// namespace.
+		stored := w.awaitReady(&v1beta1.SealedCredential{ObjectMeta: metav1.ObjectMeta{Namespace: own, Name: "a"}}, 1)
+		for who, p := range map[string]authz.Principal{
+			"tenant": {Tenant: other, Kind: authz.APIKey}, "pod": {Tenant: authz.SystemTenant, Kind: authz.ServiceAccount}, "stranger": {Tenant: tenant, Kind: authz.APIKey},
+		} {
+			for _, uid := range []types.UID{stored.UID, ""} {
+				ask := func(namespace, name string) map[string]time.Time {
+					t.Helper()
+					at, err := views[i].AcceptedValues(t.Context(), p, &v1beta1.SealedCredential{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: uid}})
+					must(t, err)
+					return at
+				}
+				at := ask(own, "a")
+				if want := stored.Spec.Sealed.Values["token"].SealedAt.Time; (who != "stranger") != at["token"].Equal(want) {
+					t.Errorf("replica %d tells a %s of %q %v", i, who, uid, at)
+				}
+				for _, o := range [][2]string{{own, "c"}, {alsoShop, "c"}, {"none", "a"}} {
+					if at := ask(o[0], o[1]); at != nil {
+						t.Errorf("replica %d tells a %s of %v and %q %v", i, who, o, uid, at)
+					}
+				}
+			}
+		}
 	}
 }
 
-func names(all []v1alpha1.SealedCredential) (names []string) {
+func names(all []v1beta1.SealedCredential) (names []string) {
 	for _, sc := range all {
 		names = append(names, sc.Namespace+"/"+sc.Name)
 	}

@@ -16,7 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 )
 
 const (
@@ -60,7 +60,7 @@ func patchOf(o client.Object) string { return callTo("patch", o) }
 func lookOf(o client.Object) string { return callTo("get", o) }
 
 // since is what the operator writes for objects in this order.
-func since(objects ...*v1alpha1.SealedCredential) string {
+func since(objects ...*v1beta1.SealedCredential) string {
 	var pairs []string
 	for _, sc := range objects {
 		pairs = append(pairs, sc.Name+"="+sc.Status.ValuesChangedAt.UTC().Format(time.RFC3339))
@@ -69,23 +69,33 @@ func since(objects ...*v1alpha1.SealedCredential) string {
 }
 
 // renew seals new values for an object and waits until they are stored.
-func (w *world) renew(sc *v1alpha1.SealedCredential, keys ...string) *v1alpha1.SealedCredential {
+func (w *world) renew(sc *v1beta1.SealedCredential, keys ...string) *v1beta1.SealedCredential {
 	w.t.Helper()
 	fresh := w.manifest(sc.Namespace, sc.Name, w.values(keys...))
-	return w.awaitReady(w.change(sc, func(sc *v1alpha1.SealedCredential) { sc.Spec.Sealed = fresh.Spec.Sealed }), sc.Status.Version+1)
+	return w.awaitReady(w.change(sc, func(sc *v1beta1.SealedCredential) { sc.Spec.Sealed = fresh.Spec.Sealed }), sc.Status.Version+1)
 }
 
-// running is a workload, its pod template, and how it was after its last restart.
+// running is a workload, its pod template, how it was after its last patch, and how often it was
+// patched.
 type running struct {
 	client.Object
 	template *corev1.PodTemplateSpec
 	before   client.Object
-	restarts int
+	patches  int
 }
 
 func (w *world) run(kind, namespace, name string, names ...string) *running {
 	w.t.Helper()
+	return w.runWith(kind, namespace, name, corev1.PodSpec{}, names...)
+}
+
+// runWith runs a workload whose container has the environment of the spec.
+func (w *world) runWith(kind, namespace, name string, spec corev1.PodSpec, names ...string) *running {
+	w.t.Helper()
 	o, template := workload(kind, namespace, name, names...)
+	for _, c := range spec.Containers {
+		template.Spec.Containers[0].EnvFrom = c.EnvFrom
+	}
 	must(w.t, w.admin.Create(w.t.Context(), o))
 	return &running{Object: o, template: template, before: o.DeepCopyObject().(client.Object)}
 }
@@ -93,15 +103,34 @@ func (w *world) run(kind, namespace, name string, names ...string) *running {
 // awaitRestart waits until a workload is restarted once more and holds all of it against what it was.
 func (w *world) awaitRestart(r *running, want string) {
 	w.t.Helper()
-	r.restarts++
-	w.wire.calls.await(w.t, patchOf(r.Object), r.restarts, func() { w.clock.Advance(coalesceDelay) })
-	for r.template.Annotations[runsWith] != want { // the call has been made, and will have been answered
-		must(w.t, w.t.Context().Err())
+	w.awaitPatch(r, want, 1, func() map[string]string { return r.template.Annotations },
+		fmt.Sprintf("map[spec:map[template:map[metadata:map[annotations:map[%s:%s]]]]]", runsWith, want))
+}
+
+// awaitKnown waits until a workload says of itself what it was started with, and goes on.
+func (w *world) awaitKnown(r *running, want string) {
+	w.t.Helper()
+	generations := int64(0)
+	if _, counts := r.Object.(*appsv1.Deployment); counts {
+		generations = 1 // of a Deployment the API server counts annotations too, which start no pods
+	}
+	w.awaitPatch(r, want, generations, func() map[string]string { return r.GetAnnotations() }, fmt.Sprintf("map[metadata:map[annotations:map[%s:%s]]]", runsWith, want))
+}
+
+// awaitPatch waits until a workload is patched once more, and holds all of it against what it was.
+func (w *world) awaitPatch(r *running, want string, generations int64, annotations func() map[string]string, patch string) {
+	w.t.Helper()
+	r.patches++
+	w.wire.calls.await(w.t, patchOf(r.Object), r.patches, func() { w.clock.Advance(coalesceDelay) })
+	for late := time.Now().Add(patience); annotations()[runsWith] != want; { // the call has been made, and will have been answered
+		if must(w.t, w.t.Context().Err()); time.Now().After(late) {
+			w.t.Fatalf("%T %s was patched by %s, want %s", r.Object, r.GetName(), w.wire.body(patchOf(r.Object)), patch)
+		}
 		must(w.t, w.admin.Get(w.t.Context(), client.ObjectKeyFromObject(r.Object), r.Object))
-		w.checkRestarts(r)
+		w.checkPatches(r)
 	}
 	was, is := r.before, r.Object.DeepCopyObject().(client.Object)
-	if is.GetGeneration() != was.GetGeneration()+1 {
+	if is.GetGeneration() != was.GetGeneration()+generations {
 		w.t.Errorf("%T has generation %d, it had %d", is, is.GetGeneration(), was.GetGeneration())
 	}
 	r.before = r.Object.DeepCopyObject().(client.Object)
@@ -110,6 +139,7 @@ func (w *world) awaitRestart(r *running, want string) {
 		o.SetGeneration(0)
 		o.SetManagedFields(nil)
 		delete(templateOf(o).Annotations, runsWith)
+		delete(o.GetAnnotations(), runsWith)
 		delete(o.GetAnnotations(), appsv1.DeprecatedTemplateGeneration) // the API server's own, which follows the generation
 	}
 	if !apiequality.Semantic.DeepEqual(was, is) {
@@ -117,21 +147,57 @@ func (w *world) awaitRestart(r *running, want string) {
 	}
 	var body map[string]any
 	must(w.t, json.Unmarshal([]byte(w.wire.body(patchOf(r.Object))), &body))
-	if version, _ := body["metadata"].(map[string]any); len(version) != 1 || version["resourceVersion"] == nil {
+	metadata, _ := body["metadata"].(map[string]any)
+	if metadata["resourceVersion"] == nil {
 		w.t.Errorf("the patch is %v", body)
 	}
-	delete(body, "metadata")
-	if got, want := fmt.Sprint(body), fmt.Sprintf("map[spec:map[template:map[metadata:map[annotations:map[%s:%s]]]]]", runsWith, want); got != want {
-		w.t.Errorf("the patch is %s, want %s", got, want)
+	if delete(metadata, "resourceVersion"); len(metadata) == 0 {
+		delete(body, "metadata")
+	}
+	if got := fmt.Sprint(body); got != patch {
+		w.t.Errorf("the patch is %s, want %s", got, patch)
 	}
 }
 
-// checkRestarts counts them.
-func (w *world) checkRestarts(all ...*running) {
+// checkPatches counts them.
+func (w *world) checkPatches(all ...*running) {
 	w.t.Helper()
 	for _, r := range all {
-		if n := w.wire.calls.of(patchOf(r.Object)); n != r.restarts {
-			w.t.Fatalf("%T %s was patched %d times, want %d; it ran with %q", r.Object, r.GetName(), n, r.restarts, r.template.Annotations[runsWith])
+		if n := w.wire.calls.of(patchOf(r.Object)); n != r.patches {
+			w.t.Fatalf("%T %s was patched %d times, want %d; it ran with %q", r.Object, r.GetName(), n, r.patches, r.template.Annotations[runsWith])
+		}
+	}
+}
+
+// checkNoSuchObject checks that one event about a workload names what is no object.
+func (w *world) checkNoSuchObject(r *running, names string) {
+	w.t.Helper()
+	await(w, client.ObjectKey{Namespace: r.GetNamespace()}, new(eventsv1.EventList), "the names of nothing to be told", func(e *eventsv1.Event) bool {
+		return e.Reason == "NoSuchObject" && e.Regarding.UID == r.GetUID()
+	})
+	list := new(eventsv1.EventList)
+	must(w.t, w.admin.List(w.t.Context(), list, client.InNamespace(r.GetNamespace())))
+	n := 0
+	for _, e := range list.Items {
+		if e.Reason == "NoSuchObject" && e.Regarding.UID == r.GetUID() {
+			if n++; n > 1 || e.Series != nil || e.Type != corev1.EventTypeWarning || !strings.HasSuffix(e.Note, ": "+names) {
+				w.t.Errorf("%d events about %s, the last is %+v", n, r.GetName(), e)
+			}
+		}
+	}
+}
+
+// awaitSecondAfter waits until the API server's clock, which shows seconds, is past the last change
+// of an object's target.
+func (w *world) awaitSecondAfter(sc *v1beta1.SealedCredential) {
+	w.t.Helper()
+	s := new(corev1.Secret)
+	must(w.t, w.admin.Get(w.t.Context(), client.ObjectKey{Namespace: sc.Namespace, Name: sc.Status.Target.Name}, s))
+	for {
+		now := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: sc.Namespace, Name: "now"}}
+		must(w.t, w.admin.Create(w.t.Context(), now, client.DryRunAll))
+		if !slices.ContainsFunc(s.ManagedFields, func(f metav1.ManagedFieldsEntry) bool { return !now.CreationTimestamp.After(f.Time.Time) }) {
+			return
 		}
 	}
 }
@@ -146,9 +212,13 @@ func (w *world) settle(namespace string) {
 func (w *world) testRestart(t *testing.T) {
 	w, ns := w.in(t)
 	other := w.namespace()
-	manifest := func(name string) *v1alpha1.SealedCredential { return w.manifest(ns, name, w.values("token")) }
+	manifest := func(name string) *v1beta1.SealedCredential { return w.manifest(ns, name, w.values("token")) }
+	// One may run without the Secret, so it is restarted when there are values. It is older than they
+	// are. The others are started with them.
+	optional := corev1.EnvFromSource{SecretRef: &corev1.SecretEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "one"}, Optional: new(true)}}
+	lacking := w.runWith("Deployment", ns, "lacking", corev1.PodSpec{Containers: []corev1.Container{{EnvFrom: []corev1.EnvFromSource{optional}}}}, "one")
 	one := manifest("one")
-	one.Spec.Target = &v1alpha1.Target{}
+	one.Spec.Target = &v1beta1.Target{}
 	one, two := w.awaitReady(w.create(one), 1), w.awaitReady(w.create(manifest("two")), 1)
 
 	// Off, nothing of it is listed, watched, read or patched: these are the first workloads that are.
@@ -169,8 +239,14 @@ func (w *world) testRestart(t *testing.T) {
 	for _, kind := range []string{"Deployment", "StatefulSet", "DaemonSet"} {
 		all = append(all, w.run(kind, ns, strings.ToLower(kind), " two", "one", "missing", other+"/one", "../one", "a=b", "", "two"))
 	}
+	w.awaitRestart(lacking, since(one))
 	for _, r := range all {
-		w.awaitRestart(r, since(one, two))
+		w.awaitKnown(r, since(one, two))
+	}
+	w.clock.Advance(coalesceDelay)
+	w.settle(ns)
+	for _, r := range all {
+		w.checkNoSuchObject(r, fmt.Sprintf(`"../one", "a=b", "missing", %q`, other+"/one"))
 	}
 
 	// Many changes within ten seconds are one restart.
@@ -183,13 +259,22 @@ func (w *world) testRestart(t *testing.T) {
 	for _, r := range all {
 		w.awaitRestart(r, since(one, two))
 	}
+	w.awaitRestart(lacking, since(one))
+
+	// A workload that is made after the values that its Secret has, whatever others it had before, runs with them.
+	w.awaitSecondAfter(one)
+	young := w.run("Deployment", ns, "young", "one", "nothing")
+	w.awaitKnown(young, since(one))
+	one = w.awaitReady(w.change(one, func(sc *v1beta1.SealedCredential) { sc.Spec.Rotation = &v1beta1.Rotation{Trigger: "now"} }), one.Status.Version+1)
+	w.settle(ns)
+	w.clock.Advance(coalesceDelay)
 
 	// What restarts nothing: new keys around the same values; values that have not reached the target; objects of another
 	// namespace; a name that is dropped; workloads that are not asking any more, or are going away; more names than there may be.
 	w.secret(ns, "late", nil, map[string]string{"token": "theirs"})
 	late := manifest("late")
-	late.Spec.Target = &v1alpha1.Target{}
-	late = w.awaitStalled(w.create(late), v1alpha1.ReasonTargetConflict)
+	late.Spec.Target = &v1beta1.Target{}
+	late = w.awaitStalled(w.create(late), v1beta1.ReasonTargetConflict)
 	waiting, far := w.run("Deployment", ns, "waiting", "late"), w.run("Deployment", other, "far", "one", "two")
 	many := w.run("Deployment", ns, "many", append(slices.Repeat([]string{"missing"}, 64), "one")...)
 	silent, held := w.run("Deployment", ns, "silent", "two"), w.run("Deployment", ns, "held", "two")
@@ -204,16 +289,18 @@ func (w *world) testRestart(t *testing.T) {
 	must(t, w.admin.Delete(t.Context(), held.Object))
 	edit(all[0], func() { all[0].GetAnnotations()[restartOn] = "two" })
 	last := w.run("Deployment", ns, "zz-last", "one")
-	two = w.awaitReady(w.change(two, func(sc *v1alpha1.SealedCredential) { sc.Spec.Rotation = &v1alpha1.Rotation{Trigger: "now"} }), two.Status.Version+1)
+	two = w.awaitReady(w.change(two, func(sc *v1beta1.SealedCredential) { sc.Spec.Rotation = &v1beta1.Rotation{Trigger: "now"} }), two.Status.Version+1)
 	w.clock.Advance(time.Second)
 	one = w.renew(one, "token")
 	w.settle(ns)
 	w.clock.Advance(coalesceDelay)
 	w.awaitRestart(last, since(one))
+	w.awaitRestart(young, since(one))
+	w.awaitRestart(lacking, since(one))
 	w.awaitRestart(all[1], since(one, two))
 	w.awaitRestart(all[2], since(one, two))
 	nothing := []*running{far, many, silent, held, all[0]}
-	w.checkRestarts(append(nothing, waiting)...)
+	w.checkPatches(append(nothing, waiting)...)
 	await(w, client.ObjectKey{Namespace: ns}, new(eventsv1.EventList), "the names that are too many to be told", func(e *eventsv1.Event) bool {
 		return e.Reason == "TooManyNames" && e.Regarding.UID == many.GetUID()
 	})
@@ -230,12 +317,12 @@ func (w *world) testRestart(t *testing.T) {
 	w.awaitRestart(waiting, since(late))
 
 	// The operator is ended before and after the patch: there is one restart all the same.
-	for _, after := range []bool{false, true} {
+	for i, after := range []bool{false, true} {
 		w.halt()
 		w.clock.Advance(time.Minute)
 		fresh := w.manifest(ns, "late", w.values("token"))
-		late = w.change(late, func(sc *v1alpha1.SealedCredential) { sc.Spec.Sealed = fresh.Spec.Sealed })
-		cut := newCrash(4, after) // entry, Secret, status, workload
+		late = w.change(late, func(sc *v1beta1.SealedCredential) { sc.Spec.Sealed = fresh.Spec.Sealed })
+		cut := newCrash(int64(5-i), after) // entry, at first who manages what in the Secret, Secret, status, workload
 		w.start(cut)
 		late = w.awaitReady(late, late.Status.Version+1)
 		w.clock.Advance(coalesceDelay)
@@ -251,7 +338,7 @@ func (w *world) testRestart(t *testing.T) {
 		w.awaitRestart(waiting, since(late))
 	}
 	w.halt()
-	w.checkRestarts(append(nothing, waiting)...)
+	w.checkPatches(append(nothing, waiting)...)
 	w.restart = false
 	w.start(nil)
 }
