@@ -107,7 +107,7 @@ func TestA403NamesTheMissingScopeOutsideTheVault(t *testing.T) {
 	s.Clock.Advance(15 * 24 * time.Hour)
 	owner = s.Login(owner.Email, owner.Password)
 	for _, r := range []servertest.Request{
-		{Method: "POST", Path: "/api/v2/auth/change-password", Key: s.Key}, // for users alone
+		{Method: "POST", Path: "/api/v2/auth/change-password", Key: s.Key}, // only users have a password
 		{Method: "POST", Path: "/api/v2/keys", Bearer: owner.Access},       // the trial has ended
 		{Method: "POST", Path: "/api/v2/keys", Header: http.Header{"Cookie": {"accessToken=" + owner.Access}, "Sec-Fetch-Site": {"cross-site"}}},
 	} {

@@ -58,7 +58,7 @@ func TestMetricsOfTheInterfaceTakeAScopeOfTheirOwn(t *testing.T) {
 	}
 	s.scrape(reader+"x").Message(t, http.StatusUnauthorized)
 	s.Call(servertest.Request{Method: "GET", Path: "/metrics?sort=name", Key: reader}).Message(t, http.StatusBadRequest)
-	s.LoseEntries() // which the metrics show
+	s.LoseEntries() // the metrics are served still, since they show it
 	if r := s.scrape(reader); r.Status != http.StatusOK {
 		t.Errorf("while the log is halted: %d %s", r.Status, r.Body)
 	}

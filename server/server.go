@@ -166,7 +166,7 @@ func New(config Config) (*Server, error) {
 		return nil, fmt.Errorf("making the server: %w", err)
 	}
 	if !config.OperationsApart {
-		s.operations(s.engine, s.v2.Checks()) // everybody reaches this listener
+		s.operations(s.engine, s.v2.Checks()) // this listener is public, so metrics take a key
 	}
 	return s, nil
 }
@@ -401,8 +401,8 @@ func knownMethod(method string) string {
 	return "other"
 }
 
-// operations adds the operational endpoints of the process. The checks are for metrics, which name
-// objects of all tenants.
+// operations adds the operational endpoints of the process. The checks are for metrics, which are
+// of the whole deployment.
 func (s *Server) operations(r gin.IRoutes, checks ...gin.HandlerFunc) {
 	r.GET("/healthz", s.health)
 	r.GET("/readyz", s.ready)

@@ -59,14 +59,15 @@ type deploymentOptions struct {
 	dir      string       // folder of the embedded database
 	store    config.Store // any other store
 	kms      config.KMS
-	fresh    func() error   // check before a deployment is created in an empty store; nil for none
-	dev      bool           // an empty store is what a development server usually finds
-	clock    *sharedClock   // clock of the other store; nil means the clock of this machine
-	pq       bool           // refuse classical key exchange
-	policy   sealing.Policy // rules for manifests
-	objects  sealingKeyUse  // use in the cluster; nil without one
-	tracing  *tracing       // nil without tracing
-	evidence *evidence      // proofs of the log
+	fresh    func() error              // check before a deployment is created in an empty store; nil for none
+	dev      bool                      // an empty store is what a development server usually finds
+	clock    *sharedClock              // clock of the other store; nil means the clock of this machine
+	pq       bool                      // refuse classical key exchange
+	policy   sealing.Policy            // rules for manifests
+	objects  sealingKeyUse             // use in the cluster; nil without one
+	accepted sealingkey.AcceptedValues // times of the values of the cluster's objects; nil without a cluster
+	tracing  *tracing                  // nil without tracing
+	evidence *evidence                 // proofs of the log
 	logger   *slog.Logger
 	now      func() time.Time
 }
@@ -138,7 +139,7 @@ func openDeployment(ctx context.Context, p deploymentOptions) (_ *deployment, er
 	d.vault = vault.New(s, d.guard, d.keys, p.now)
 	d.transit = transit.New(s, d.guard, d.keys, p.now)
 	d.sealing = sealingkey.New(s, d.guard, d.reader, d.keys, sealingkey.Options{
-		InUse: eitherUse(d.vault.SealingKeyUse, p.objects), Policy: p.policy, Now: p.now,
+		InUse: eitherUse(d.vault.SealingKeyUse, p.objects), Policy: p.policy, Accepted: p.accepted, Now: p.now,
 	})
 	d.custody = custody.New(s, d.guard, d.keys, custody.Options{Destroy: destroyer(d.kms), Now: p.now})
 	if err := d.sealing.Verify(ctx); err != nil { // not fatal: the rest of the service still works

@@ -83,7 +83,7 @@ func Dev(ctx context.Context, c DevConfig) (err error) {
 	}
 	s.deployment, err = openDeployment(ctx, deploymentOptions{
 		dir: c.DataDir, kms: keyFileIn(c.DataDir), dev: true,
-		objects: s.sealingKeyUse(), evidence: s.evidence, logger: logger, now: c.Now,
+		objects: s.sealingKeyUse(), accepted: s.acceptedValues(), evidence: s.evidence, logger: logger, now: c.Now,
 	})
 	if err != nil {
 		return err

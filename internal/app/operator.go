@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/latticekeep/latticekeep/controllers"
+	"github.com/latticekeep/latticekeep/internal/sealingkey"
 )
 
 // gatherOperator returns the metrics of the operator's libraries: queues, reconciles and requests
@@ -44,6 +45,15 @@ func (s *service) sealingKeyUse() sealingKeyUse {
 		return nil
 	}
 	return s.operator.Metrics.SealingKeyUse
+}
+
+// acceptedValues returns a function that finds the values accepted for an object of the cluster, and
+// nil without a cluster.
+func (s *service) acceptedValues() sealingkey.AcceptedValues {
+	if s.cluster == nil {
+		return nil
+	}
+	return s.operator.View.AcceptedValues
 }
 
 // The operator is restarted after operatorFirstRetry. The wait then doubles up to

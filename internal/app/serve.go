@@ -24,6 +24,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/buildinfo"
 	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/internal/config"
+	"github.com/latticekeep/latticekeep/internal/durable"
 	"github.com/latticekeep/latticekeep/internal/identity/tokenreview"
 	"github.com/latticekeep/latticekeep/internal/mail"
 	"github.com/latticekeep/latticekeep/internal/objects"
@@ -108,7 +109,10 @@ func (p *production) loadRuntime(ctx context.Context, stderr io.Writer) (err err
 // evidence.
 func (p *production) configureService(ctx context.Context, stderr io.Writer) (err error) {
 	c := p.config
-	logger := slog.New(slog.NewJSONHandler(stderr, nil))
+	logger, err := c.Log.Logger(stderr)
+	if err != nil {
+		return err
+	}
 	spans, err := newTracing(ctx, c.Tracing, logger)
 	if err != nil {
 		return err
@@ -147,9 +151,14 @@ func (p *production) configureOperator() error {
 		return errors.New("systemKeySecret: there is no cluster to make a Secret in: name a file in systemKeyFile, or give kubernetes.kubeconfig")
 	}
 	p.evidence.cluster, p.evidence.namespace = p.cluster, ownNamespace(c, podNamespace)
+	p.operator.Tenants.UIDs = make(map[string]authz.TenantID, len(c.Kubernetes.NamespacesByUID))
+	for uid, tenant := range c.Kubernetes.NamespacesByUID {
+		p.operator.Tenants.UIDs[uid] = authz.TenantID(tenant)
+	}
 	p.operator.Namespace, p.operator.Policy = ownNamespace(c, podNamespace), c.Kubernetes.Policy.SealingPolicy()
 	p.operator.Elect = c.Store.URL != ""
-	p.operator.Workers, p.operator.RestartWorkloads = c.Kubernetes.Workers, c.Kubernetes.RestartWorkloads
+	p.operator.Pace = controllers.Pace{Workers: c.Kubernetes.Workers, LooksPerMinute: c.Kubernetes.LooksPerMinute}
+	p.operator.Rights = controllers.Rights{RestartWorkloads: c.Kubernetes.RestartWorkloads, WatchSecrets: c.Kubernetes.WatchSecrets}
 	return nil
 }
 
@@ -184,7 +193,7 @@ func (p *production) open(ctx context.Context) (err error) {
 	c := p.config
 	p.deployment, err = openDeployment(ctx, deploymentOptions{
 		dir: c.DataDir, store: c.Store, kms: c.KMS, pq: c.TLS.PQRequired, clock: p.clock, fresh: func() error { return refuseSystemKeyFile(c.SystemKeyFile) },
-		policy: p.operator.Policy, objects: p.sealingKeyUse(), tracing: p.tracing, evidence: p.evidence, logger: p.logger, now: p.now,
+		policy: p.operator.Policy, objects: p.sealingKeyUse(), accepted: p.acceptedValues(), tracing: p.tracing, evidence: p.evidence, logger: p.logger, now: p.now,
 	})
 	if err != nil {
 		return err
@@ -263,7 +272,7 @@ func checkKeyFilesOutside(s config.Config) error {
 			continue
 		}
 		if ok, err := outside(s.DataDir, path); err != nil {
-			return fmt.Errorf("finding kms.url: %w", err)
+			return fmt.Errorf("finding kms.url: %w", durable.ExplainRefusal(path, err))
 		} else if !ok {
 			return errors.New("kms.url lies in dataDir, where a copy of the one is a copy of the other: move it elsewhere")
 		}
@@ -403,7 +412,7 @@ func (s *service) run(ctx context.Context, l net.Listener, config server.Config,
 	s.evidence.run(running, s, parts)
 	if s.cluster != nil {
 		o := s.operator
-		o.Vault, o.Identity, o.Keys, o.Logger, o.Now, o.Tenants, o.Tracer = s.vault, s.identity, s.keys, s.logger, s.now, s.tenants, config.Tracer
+		o.Vault, o.Identity, o.Keys, o.Logger, o.Now, o.Tenants.Names, o.Tracer = s.vault, s.identity, s.keys, s.logger, s.now, s.tenants, config.Tracer
 		parts.Go(func() error {
 			return runOperator(running, s.logger, func() error {
 				return controllers.Run(running, s.cluster, o)

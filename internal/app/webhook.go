@@ -24,6 +24,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/controllers/admission"
 	"github.com/latticekeep/latticekeep/internal/buildinfo"
+	"github.com/latticekeep/latticekeep/internal/config"
 )
 
 // Webhook holds the flags of latticekeep webhook.
@@ -33,6 +34,7 @@ type Webhook struct {
 	ClientCAFile       string
 	ClientNames        []string
 	Vault              admission.Options
+	Log                config.Log
 	Drain              time.Duration
 	After              func(time.Duration) <-chan time.Time
 	Stderr             io.Writer
@@ -52,7 +54,10 @@ const (
 
 // Run serves until ctx ends, then answers the reviews in flight and returns nil.
 func (o Webhook) Run(ctx context.Context) error {
-	logger := slog.New(slog.NewJSONHandler(o.Stderr, nil))
+	logger, err := o.Log.Logger(o.Stderr)
+	if err != nil {
+		return err
+	}
 	o.Vault.Logger = logger
 	hook, err := admission.New(o.Vault)
 	if err != nil {

@@ -561,7 +561,7 @@ func TestALogWithAnArchiveIsVerifiedWhole(t *testing.T) {
 		t.Fatal(segments, err)
 	}
 	content := readText(t, segments[1])
-	logtest.WriteText(t, segments[1], content[:200]+"x"+content[201:])
+	logtest.WriteText(t, segments[1], content[:200]+string(content[200]^1)+content[201:])
 	for _, of := range [][]string{{"--data-dir", l.Dir}, {"--file", file}} {
 		if _, err := run(t, append([]string{"audit", "verify", "--archive", folder}, of...)...); err == nil {
 			t.Errorf("%v with a segment that was altered", of)

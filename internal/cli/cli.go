@@ -33,7 +33,7 @@ func Command() *cobra.Command {
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.AddCommand(newServerCommand(), seal.NewSealCommand(), seal.NewResealCommand(), seal.NewImportCommand(), seal.NewValidateCommand(), auditlog.NewCommand(),
 		admin.NewSealingKeyCommand(), admin.NewKMSCommand(), admin.NewTenantCommand(), admin.NewAPIKeyCommand(), admin.NewUserCommand(), transfer.NewBackupCommand(), transfer.NewRestoreCommand(), transfer.NewMigrateCommand(), newVersionCommand())
-	root.AddCommand(newWebhookCommand(), newUninstallCommand(), score.NewCommand(), auditlog.NewDoctorCommand())
+	root.AddCommand(newWebhookCommand(), newCRDCommand(), newUninstallCommand(), score.NewCommand(), auditlog.NewDoctorCommand())
 	command.Strict(root)
 	// A group's own line says COMMAND already.
 	root.SetUsageTemplate(strings.Replace(root.UsageTemplate(), "{{if .HasAvailableSubCommands}}\n  {{.CommandPath}} [command]{{end}}", "", 1))

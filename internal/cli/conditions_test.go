@@ -76,7 +76,7 @@ func TestEveryConditionAndReasonIsDocumented(t *testing.T) {
 		}
 	}
 	found := 0
-	for _, file := range sources(t, "../../api/v1alpha1") {
+	for _, file := range sources(t, "../../api/v1beta1") {
 		ast.Inspect(file, func(n ast.Node) bool {
 			spec, ok := n.(*ast.ValueSpec)
 			if !ok {
@@ -105,17 +105,20 @@ func TestEveryConditionAndReasonIsDocumented(t *testing.T) {
 // or strings with a reason's prefix that the file assigns or returns.
 func eventReasons(file *ast.File) map[string]bool {
 	reasons, prefixes, words := make(map[string]bool), make(map[string]bool), make(map[string]bool)
-	position := map[string]int{"Eventf": 3, "recordEvent": 2}
+	position := map[string]int{"Eventf": 3, "recordEvent": 2, "warn()": 0}
 	word := regexp.MustCompile(`^[A-Z][a-z]+$`)
 	ast.Inspect(file, func(n ast.Node) bool {
 		var values []ast.Expr
 		switch n := n.(type) {
 		case *ast.CallExpr:
-			called, ok := n.Fun.(*ast.SelectorExpr)
-			if !ok {
-				break
+			var name string
+			switch called := n.Fun.(type) {
+			case *ast.SelectorExpr:
+				name = called.Sel.Name
+			case *ast.Ident:
+				name = called.Name + "()" // a function of the file itself
 			}
-			at, ok := position[called.Sel.Name]
+			at, ok := position[name]
 			if !ok || at >= len(n.Args) {
 				break
 			}

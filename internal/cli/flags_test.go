@@ -31,6 +31,7 @@ var numbers = map[string]struct{ args, pointer, reason string }{
 	"seal --ttl-days":          {"--from-literal a=b --name x --namespace x --type x", "components/schemas/SealRequest/properties/ttl_days", ""},
 	"webhook --drain":          {"", "", "no request has it"},
 	"uninstall --timeout":      {"", "", "no request has it"},
+	"crd apply --timeout":      {"", "", "no request has it"},
 }
 
 // Flags that become a number in a request have the bounds of the contract: what the REST interface
@@ -188,5 +189,29 @@ func TestAnAPIKeyOfTheCommandLineExpires(t *testing.T) {
 	}
 	if _, err := run(t, strings.Fields("apikey create x --scope vault:read --days 7 --no-expiry --url http://127.0.0.1:1 --api-key x")...); err == nil || !strings.Contains(err.Error(), "no-expiry") {
 		t.Error("a lifetime and none:", err)
+	}
+}
+
+// Whoever sets the variable need not name the server again, whatever the command.
+func TestEveryCommandThatCallsAServerTakesItsURLFromTheEnvironment(t *testing.T) {
+	const server = "https://vault.example.org"
+	t.Setenv("LATTICEKEEP_URL", server)
+	taken := make(map[string]bool)
+	eachFlag(Command(), func(cmd *cobra.Command, f *pflag.Flag) {
+		if f.Name != "url" && f.Name != "server" {
+			return
+		}
+		taken[strings.TrimPrefix(cmd.CommandPath(), "latticekeep ")] = true
+		if f.Name != "url" || f.DefValue != server || !strings.HasSuffix(f.Usage, "(environment: LATTICEKEEP_URL)") {
+			t.Errorf("%s --%s: %q, default %q", cmd.CommandPath(), f.Name, f.Usage, f.DefValue)
+		}
+		if len(f.Annotations[cobra.BashCompOneRequiredFlag]) > 0 {
+			t.Errorf("%s --%s is required, whatever the environment says", cmd.CommandPath(), f.Name)
+		}
+	})
+	for _, name := range []string{"seal", "reseal", "import sealed-secrets", "backup", "webhook", "audit verify", "audit export", "audit review", "compliance score", "tenant"} {
+		if !taken[name] {
+			t.Errorf("%s takes no URL", name)
+		}
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/test/kubetest"
 	"github.com/latticekeep/latticekeep/test/machine"
 )
@@ -47,7 +47,7 @@ kubernetes:
 `, plane.Kubeconfig))
 }
 
-const outOfPolicy = `{"apiVersion":"latticekeep.dev/v1alpha1","kind":"SealedCredential","metadata":{"name":"db","namespace":"default"},
+const outOfPolicy = `{"apiVersion":"latticekeep.dev/v1beta1","kind":"SealedCredential","metadata":{"name":"db","namespace":"default"},
 "spec":{"credentialType":"api_key","ttlDays":60,"generate":[{"key":"k","random":{"length":32}}]}}`
 
 func TestAProductionServerIsOperatedInItsCluster(t *testing.T) {
@@ -90,7 +90,7 @@ func TestAProductionServerIsOperatedInItsCluster(t *testing.T) {
 	kubectl("", "wait", "--for=create", "--timeout=60s", "-n", "vault", "configmap/latticekeep-sealing-key")
 	kubectl(outOfPolicy, "apply", "-f", "-")
 	kubectl("", "wait", "--for=condition=Stalled", "--timeout=60s", "sealedcredential/db")
-	if reason := kubectl("", "get", "sealedcredential/db", "-o", `jsonpath={.status.conditions[?(@.type=="Stalled")].reason}`); reason != v1alpha1.ReasonPolicy {
+	if reason := kubectl("", "get", "sealedcredential/db", "-o", `jsonpath={.status.conditions[?(@.type=="Stalled")].reason}`); reason != v1beta1.ReasonPolicy {
 		t.Error("the operator's policy:", reason)
 	}
 	const asked = `{"namespace":"default","name":"db","credential_type":"api_key","ttl_days":60}`

@@ -15,7 +15,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/internal/app"
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/verify"
@@ -56,7 +56,7 @@ type original struct {
 	dir, key, file  string // data directory, KMS key, backup
 	chain, identity string
 	ids             []string // ids of credentials that were sealed before the backup
-	manifest        *v1alpha1.SealedCredential
+	manifest        *v1beta1.SealedCredential
 	entries         uint64
 }
 
@@ -85,7 +85,7 @@ func newOriginal(t *testing.T) original {
 	manifest := mustRun(t, "seal", "--url", server.BaseURL, "--identity", o.identity, "--name", "db", "--namespace", "default", "--type", "database",
 		"--from-literal", "password="+sealedValue)
 	var err error
-	o.manifest = new(v1alpha1.SealedCredential)
+	o.manifest = new(v1beta1.SealedCredential)
 	if err := yaml.UnmarshalStrict([]byte(manifest), o.manifest); err != nil {
 		t.Fatal(err)
 	}

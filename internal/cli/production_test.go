@@ -302,6 +302,16 @@ func TestAFirstStartThatWasCutOffIsRepeatedWithoutItsFile(t *testing.T) {
 	}
 }
 
+// Scripts read the line on stdout, whatever the log says.
+func TestALogThatSaysLittleLeavesTheReadyLine(t *testing.T) {
+	s := newSite(t, closed+"log: {level: error, format: text}\n")
+	_, stop := s.serve()
+	stop()
+	if said := s.log.String(); said != "" {
+		t.Errorf("nothing is wrong, and it logs\n%s", said)
+	}
+}
+
 func TestDevAndConfigExcludeEachOther(t *testing.T) {
 	s := newSite(t, closed)
 	if _, err := run(t, "server", "--dev", "--config", s.file); err == nil || !strings.Contains(err.Error(), "dev") {

@@ -13,7 +13,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/internal/app"
 )
 
@@ -38,6 +38,10 @@ latticekeep seal --url $BASE --name db --namespace shop --type database --from-l
 cp stdout one.yaml
 latticekeep seal --url $BASE --name cache --namespace shop --scope Namespace --type database --from-literal password=tr0ub4dor
 cp stdout two.yaml
+# A file of the version before stays one.
+exec sed s/v1beta1/v1alpha1/ two.yaml
+cp stdout two.yaml
+grep v1alpha1 two.yaml
 decorate all.yaml one.yaml two.yaml
 cp all.yaml before.yaml
 accepted all.yaml
@@ -120,7 +124,7 @@ stringData: {password: tr0ub4dor}
 	verdict := func(ts *testscript.TestScript, file string, want func(*v2.CheckAnswer) bool) {
 		seen := 0
 		for text := range strings.SplitSeq(ts.ReadFile(file), "---\n") {
-			var obj v1alpha1.SealedCredential
+			var obj v1beta1.SealedCredential
 			ts.Check(yaml.Unmarshal([]byte(text), &obj))
 			if obj.Spec.Sealed == nil {
 				continue
@@ -175,7 +179,7 @@ stringData: {password: tr0ub4dor}
 }
 
 // checkRequest returns a request to check the sealed values of a manifest.
-func checkRequest(obj *v1alpha1.SealedCredential) v2.CheckRequest {
+func checkRequest(obj *v1beta1.SealedCredential) v2.CheckRequest {
 	sealed := obj.Spec.Sealed
 	scope := v2.SealedValuesScope(sealed.Scope)
 	values := v2.SealedValues{

@@ -66,7 +66,7 @@ func TestExitStatusesTellWhatHappened(t *testing.T) {
 		{2, `--days cannot be "-5": it takes a whole number from 1 to 3650; run`, with("apikey create x --days -5")},
 		{2, `--json cannot be "x": it takes true or false; run`, with("tenant list --json=x")},
 		{2, `--scope is needed; run "latticekeep apikey create --help"`, with("apikey create x")},
-		{2, "--cert-file, --key-file, --token-file and --url are needed; run", with("webhook")},
+		{2, "--cert-file, --key-file and --token-file are needed; run", with("webhook")},
 		{2, `latticekeep apikey create needs NAME, and was given 0 arguments; run "latticekeep apikey create --help"`, with("apikey create --scope vault:read")},
 		{2, "latticekeep user role needs USER_ID ROLE, and was given 1 arguments; run", with("user role x")},
 		{2, `unexpected argument "more": latticekeep version takes flags only; run "latticekeep version --help"`, with("version more")},

@@ -19,7 +19,7 @@ import (
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/controllers"
 	"github.com/latticekeep/latticekeep/internal/app"
 	"github.com/latticekeep/latticekeep/internal/cli/command"
@@ -45,7 +45,7 @@ nothing is undone, removes the webhook configuration, so that nothing waits for 
 off every SealedCredential, so that each can be deleted.
 
 It deletes no SealedCredential, no Secret, no volume and no vault entry. But whoever deletes the custom resource
-definition afterwards deletes all SealedCredentials, and with them the target Secrets of target.deletionPolicy Delete.
+definition afterwards deletes all SealedCredentials. Their target Secrets stay.
 
 It may be stopped anywhere and run again. It runs in a pod with its ServiceAccount, or with --kubeconfig.`,
 		Args: cobra.NoArgs,
@@ -76,7 +76,7 @@ It may be stopped anywhere and run again. It runs in a pod with its ServiceAccou
 
 var (
 	webhookConfigurations = schema.GroupVersionResource{Group: "admissionregistration.k8s.io", Version: "v1", Resource: "validatingwebhookconfigurations"}
-	sealedCredentials     = v1alpha1.GroupVersion.WithResource("sealedcredentials")
+	sealedCredentials     = v1beta1.GroupVersion.WithResource("sealedcredentials")
 )
 
 func (o uninstallOptions) run(ctx context.Context, cluster *rest.Config, stdout io.Writer) error {
@@ -215,7 +215,7 @@ func (o uninstallOptions) release(ctx context.Context, objects metadata.Interfac
 func letGo(ctx context.Context, objects metadata.Interface, o *metav1.PartialObjectMetadata) (bool, error) {
 	client := objects.Resource(sealedCredentials).Namespace(o.Namespace)
 	for {
-		i := slices.Index(o.Finalizers, v1alpha1.Finalizer)
+		i := slices.Index(o.Finalizers, v1beta1.Finalizer)
 		if i < 0 {
 			return false, nil
 		}

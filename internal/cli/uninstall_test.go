@@ -13,7 +13,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/test/kubetest"
 )
 
@@ -65,10 +65,10 @@ func TestUninstallLetsGoOfTheCluster(t *testing.T) {
 		t.Helper()
 		objects.Reset()
 		for i := range 10 {
-			finalizers := []string{v1alpha1.Finalizer}
+			finalizers := []string{v1beta1.Finalizer}
 			switch i {
 			case 3:
-				finalizers = []string{"example.org/first", v1alpha1.Finalizer, "example.org/last"}
+				finalizers = []string{"example.org/first", v1beta1.Finalizer, "example.org/last"}
 			case 4:
 				finalizers = []string{"example.org/first"}
 			}
@@ -76,7 +76,7 @@ func TestUninstallLetsGoOfTheCluster(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			fmt.Fprintf(&objects, `{"apiVersion":"latticekeep.dev/v1alpha1","kind":"SealedCredential","metadata":{"namespace":"ns-%d","name":"o-%d","finalizers":%s},`+
+			fmt.Fprintf(&objects, `{"apiVersion":"latticekeep.dev/v1beta1","kind":"SealedCredential","metadata":{"namespace":"ns-%d","name":"o-%d","finalizers":%s},`+
 				`"spec":{"credentialType":"database","generate":[{"key":"a","random":{}}]}}`+"\n", i%namespaces, i, text)
 		}
 		objects.WriteString(`{"apiVersion":"admissionregistration.k8s.io/v1","kind":"ValidatingWebhookConfiguration","metadata":{"name":"latticekeep-webhook"}}`)
@@ -169,7 +169,7 @@ func TestUninstallLetsGoOfTheCluster(t *testing.T) {
 				if r.Method == http.MethodPatch && strings.HasSuffix(r.URL.Path, "/o-5") && !changed {
 					changed = true
 					c.kubectl("", "patch", "sealedcredential", "-n", "ns-2", "o-5", "--type=merge", "-p",
-						`{"metadata":{"finalizers":["example.org/added","`+v1alpha1.Finalizer+`"]}}`)
+						`{"metadata":{"finalizers":["example.org/added","`+v1beta1.Finalizer+`"]}}`)
 				}
 				return next.RoundTrip(r)
 			})

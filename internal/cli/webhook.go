@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -32,6 +33,12 @@ names in --client-name; docs/guides/admission.md says how an API server is told 
 			if len(o.ClientNames) > 0 && o.ClientCAFile == "" {
 				return command.UsageError("--client-name needs --client-ca-file: without it no certificate is asked for")
 			}
+			if o.Vault.URL == "" {
+				return command.UsageError("no vault: set --url or " + command.URLVariable)
+			}
+			if _, err := o.Log.Logger(io.Discard); err != nil {
+				return command.UsageError("--log-level and --log-format: " + err.Error())
+			}
 			if err := dumps.Forbid(); err != nil {
 				return err
 			}
@@ -44,13 +51,15 @@ names in --client-name; docs/guides/admission.md says how an API server is told 
 	f.StringVar(&o.Operations, "operations-listen", ":8444", "address of /healthz, /readyz and /metrics, in the clear")
 	f.StringVar(&o.CertFile, "cert-file", "", "certificate with its chain, PEM")
 	f.StringVar(&o.KeyFile, "key-file", "", "its key, PEM")
-	f.StringVar(&o.Vault.URL, "url", "", "of the vault, such as https://latticekeep.latticekeep-system.svc:8200")
+	command.RegisterURL(f, &o.Vault.URL, "base URL of the vault, such as https://latticekeep.latticekeep-system.svc:8200")
 	f.StringVar(&o.Vault.CAFile, "ca-file", "", "authorities that sign the vault's certificate, PEM (default those of the system)")
 	f.StringVar(&o.Vault.TokenFile, "token-file", "", "ServiceAccount token with audience latticekeep")
 	f.StringVar(&o.ClientCAFile, "client-ca-file", "", "authorities that sign the API server's client certificate, PEM (default: none is asked for)")
 	f.StringSliceVar(&o.ClientNames, "client-name", nil, "common name or DNS name of that certificate; may be repeated (default any)")
+	f.StringVar(&o.Log.Level, "log-level", "info", "least severity that is logged: debug, info, warn or error")
+	f.StringVar(&o.Log.Format, "log-format", "json", "json, or text for people")
 	command.Duration(cmd, &o.Drain, "drain", 5*time.Second, 0, "how long to go on when told to end, not ready any more, until nobody sends reviews here")
-	for _, name := range []string{"cert-file", "key-file", "url", "token-file"} {
+	for _, name := range []string{"cert-file", "key-file", "token-file"} {
 		_ = cmd.MarkFlagRequired(name) // cannot fail: the flag exists
 	}
 	return cmd

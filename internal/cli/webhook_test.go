@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/controllers/admission"
 	"github.com/latticekeep/latticekeep/internal/app"
 	"github.com/latticekeep/latticekeep/internal/sealing"
@@ -102,7 +103,7 @@ func (h *hook) reviews() (n int) {
 }
 
 // apply applies an object and returns kubectl's output.
-func (c *cluster) apply(o *v1alpha1.SealedCredential) (string, error) {
+func (c *cluster) apply(o *v1beta1.SealedCredential) (string, error) {
 	c.t.Helper()
 	text, err := json.Marshal(o)
 	if err != nil {
@@ -159,7 +160,7 @@ webhooks:
   failurePolicy: Fail
   timeoutSeconds: 10
   clientConfig: {service: {namespace: latticekeep-system, name: latticekeep-webhook, path: /validate, port: %[1]s}}
-  rules: [{apiGroups: [latticekeep.dev], apiVersions: [v1alpha1], operations: [CREATE, UPDATE], resources: [sealedcredentials], scope: Namespaced}]
+  rules: [{apiGroups: [latticekeep.dev], apiVersions: [v1alpha1, v1beta1], operations: [CREATE, UPDATE], resources: [sealedcredentials], scope: Namespaced}]
   matchConditions:
   - {name: spec-changed, expression: "oldObject == null || object.spec != oldObject.spec"}
   - {name: not-deleted, expression: "!has(object.metadata.deletionTimestamp)"}
@@ -212,6 +213,32 @@ kubernetes: {kubeconfig: %s, namespace: latticekeep-system, policy: {maxTTLDays:
 	if err != nil {
 		t.Fatal(err)
 	}
+	// While no webhook refused them, older values came after newer ones.
+	c.kubectl("", "wait", "--for=create", "--timeout=60s", "-n", "latticekeep-system", "configmap/latticekeep-sealing-key")
+	published := c.kubectl("", "get", "configmap", "-n", "latticekeep-system", "latticekeep-sealing-key", "-o", `jsonpath={.data.sealing-key\.json}`)
+	key, err := sealing.ParseDocument([]byte(published))
+	if err != nil {
+		t.Fatal(err)
+	}
+	aged := func(name string, age time.Duration) *v1beta1.SealedCredential {
+		t.Helper()
+		o, err := sealing.Seal(key.Key(), sealing.Request{Namespace: "shop", Name: name, CredentialType: "database", TTLDays: 30,
+			Values: map[string]secret.Bytes{"password": secret.Bytes(name + age.String())}}, time.Now().Add(-age))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return o
+	}
+	stale, older := aged("stale", 0), aged("stale", time.Hour)
+	for _, step := range []struct {
+		o    *v1beta1.SealedCredential
+		then string
+	}{{stale, "condition=Ready"}, {older, "condition=Stalled"}} {
+		if out, err := c.apply(step.o); err != nil {
+			t.Fatal(out, err)
+		}
+		c.kubectl("", "wait", "--for="+step.then, "--timeout=60s", "-n", "shop", "sealedcredential/stale")
+	}
 	c.kubectl(fmt.Sprintf(webhookManifests, port), "apply", "-f", "-")
 	token := c.kubectl("", "create", "token", "latticekeep-webhook", "-n", "latticekeep-system", "--audience", "latticekeep", "--duration", "1h")
 	machine.WriteFile(t, in("token"), []byte(token))
@@ -234,7 +261,7 @@ kubernetes: {kubeconfig: %s, namespace: latticekeep-system, policy: {maxTTLDays:
 		return d
 	}
 	var canaries []string
-	seal := func(d sealing.Document, change func(*sealing.Request)) *v1alpha1.SealedCredential {
+	seal := func(d sealing.Document, change func(*sealing.Request)) *v1beta1.SealedCredential {
 		t.Helper()
 		canary := "canary-" + rand.Text()
 		canaries = append(canaries, canary)
@@ -251,19 +278,20 @@ kubernetes: {kubeconfig: %s, namespace: latticekeep-system, policy: {maxTTLDays:
 	}
 	first := document()
 	name := func(n string) func(*sealing.Request) { return func(r *sealing.Request) { r.Name = n } }
-	with := func(o *v1alpha1.SealedCredential, change func(*v1alpha1.SealedCredential)) *v1alpha1.SealedCredential {
+	with := func(o *v1beta1.SealedCredential, change func(*v1beta1.SealedCredential)) *v1beta1.SealedCredential {
 		o = o.DeepCopy()
 		change(o)
 		return o
 	}
-	swap := func(o *v1alpha1.SealedCredential) {
+	inAlpha := func(o *v1beta1.SealedCredential) { o.APIVersion = v1alpha1.GroupVersion.String() }
+	swap := func(o *v1beta1.SealedCredential) {
 		v := o.Spec.Sealed.Values
 		v["user"], v["password"] = v["password"], v["user"]
 	}
 
 	// The API server needs some time to notice the configuration.
-	probe := with(seal(first, name("probe")), func(o *v1alpha1.SealedCredential) {
-		o.Spec.Sealed.Values["user"] = v1alpha1.SealedValue{SealedAt: o.Spec.Sealed.Values["user"].SealedAt, Data: "AQID"}
+	probe := with(seal(first, name("probe")), func(o *v1beta1.SealedCredential) {
+		o.Spec.Sealed.Values["user"] = v1beta1.SealedValue{SealedAt: o.Spec.Sealed.Values["user"].SealedAt, Data: "AQID"}
 	})
 	text, err := json.Marshal(probe)
 	if err != nil {
@@ -276,29 +304,61 @@ kubernetes: {kubeconfig: %s, namespace: latticekeep-system, policy: {maxTTLDays:
 		}
 	}
 
+	// An object that has older values can be changed in all other ways, and gets the newer ones back.
+	// An older manifest is refused for an object that exists, and a warning for a new one.
+	at := func(o *v1beta1.SealedCredential) string {
+		return o.Spec.Sealed.Values["password"].SealedAt.UTC().Format(time.RFC3339)
+	}
+	for _, patch := range []string{
+		`{"metadata":{"labels":{"team":"payments"}}}`, `{"metadata":{"finalizers":["latticekeep.dev/vault-entry","example.com/held"]}}`,
+		`{"spec":{"suspend":true}}`, `{"spec":{"ttlDays":40}}`, `{"metadata":{"finalizers":["latticekeep.dev/vault-entry"]},"spec":{"suspend":false}}`,
+	} {
+		if out, err := c.try("", "patch", "-n", "shop", "sealedcredential/stale", "--type=merge", "--patch", patch); err != nil || strings.Contains(out, "Warning") {
+			t.Errorf("%s of a stale object: %v %s", patch, err, out)
+		}
+	}
+	oldest := aged("stale", 2*time.Hour)
+	if out, err := c.apply(oldest); err == nil || !strings.Contains(out, "denied the request") || !strings.Contains(out, at(oldest)) || !strings.Contains(out, at(stale)) ||
+		!strings.Contains(out, "allowOlder") {
+		t.Errorf("an older value over a stale one: %v %s", err, out)
+	}
+	if out, err := c.apply(with(stale, func(o *v1beta1.SealedCredential) { o.Spec.TTLDays = 40 })); err != nil || strings.Contains(out, "Warning") {
+		t.Errorf("the newer manifest is put back: %v %s", err, out)
+	}
+	c.kubectl("", "wait", "--for=condition=Ready", "--timeout=60s", "-n", "shop", "sealedcredential/stale")
+	if out, err := c.apply(older); err == nil || !strings.Contains(out, "denied the request") || !strings.Contains(out, at(older)) || !strings.Contains(out, at(stale)) {
+		t.Errorf("an older value: %v %s", err, out)
+	}
+	if out, err := c.apply(with(older, func(o *v1beta1.SealedCredential) { o.Spec.Sealed.AllowOlder = true })); err != nil || strings.Contains(out, "Warning") {
+		t.Errorf("an older value on purpose: %v %s", err, out)
+	}
+	c.kubectl("", "wait", "--for=jsonpath={.status.version}=3", "--timeout=60s", "-n", "shop", "sealedcredential/stale")
+	c.kubectl("", "delete", "--timeout=60s", "-n", "shop", "sealedcredential/stale")
+
 	retired := seal(first, name("retired"))
-	key := s.systemKey()
+	systemKey := s.systemKey()
 	for _, path := range []string{"/rotate", "/" + first.Key().ID() + "/retire"} {
-		if status, body := s.ask(s.client(), "POST", url+"/api/v2/system/sealing-keys"+path, key, ""); status != http.StatusOK && status != http.StatusCreated {
+		if status, body := s.ask(s.client(), "POST", url+"/api/v2/system/sealing-keys"+path, systemKey, ""); status != http.StatusOK && status != http.StatusCreated {
 			t.Fatal(path, status, body)
 		}
 	}
 	d := document()
 	for what, refusal := range map[string]struct {
-		object *v1alpha1.SealedCredential
+		object *v1beta1.SealedCredential
 		says   string
 	}{
-		"malformed": {with(seal(d, name("malformed")), func(o *v1alpha1.SealedCredential) {
-			o.Spec.Sealed.Values["user"] = v1alpha1.SealedValue{SealedAt: o.Spec.Sealed.Values["user"].SealedAt, Data: "AQID"}
+		"malformed": {with(seal(d, name("malformed")), func(o *v1beta1.SealedCredential) {
+			o.Spec.Sealed.Values["user"] = v1beta1.SealedValue{SealedAt: o.Spec.Sealed.Values["user"].SealedAt, Data: "AQID"}
 		}), "seal the value again"},
-		"for another namespace": {with(seal(d, nil), func(o *v1alpha1.SealedCredential) { o.Namespace = "bank" }), "seal"},
-		"for another name":      {with(seal(d, nil), func(o *v1alpha1.SealedCredential) { o.Name = "other" }), "seal"},
-		"a widened scope":       {with(seal(d, name("wide")), func(o *v1alpha1.SealedCredential) { o.Spec.Sealed.Scope = v1alpha1.ScopeNamespace }), "seal"},
-		"an unknown key":        {with(seal(d, name("unknown")), func(o *v1alpha1.SealedCredential) { o.Spec.Sealed.KeyID = strings.Repeat("ab", 32) }), "seal"},
+		"for another namespace": {with(seal(d, nil), func(o *v1beta1.SealedCredential) { o.Namespace = "bank" }), "seal"},
+		"for another name":      {with(seal(d, nil), func(o *v1beta1.SealedCredential) { o.Name = "other" }), "seal"},
+		"a widened scope":       {with(seal(d, name("wide")), func(o *v1beta1.SealedCredential) { o.Spec.Sealed.Scope = v1beta1.ScopeNamespace }), "seal"},
+		"an unknown key":        {with(seal(d, name("unknown")), func(o *v1beta1.SealedCredential) { o.Spec.Sealed.KeyID = strings.Repeat("ab", 32) }), "seal"},
 		"a retired key":         {retired, "retired"},
 		"values swapped":        {with(seal(d, name("swapped")), swap), "seal"},
+		"the version of before": {with(seal(d, func(r *sealing.Request) { r.Name, r.TTLDays = "alpha", 61 }), inAlpha), "ttlDays"},
 		"a TTL out of bounds":   {seal(d, func(r *sealing.Request) { r.Name, r.TTLDays = "long", 61 }), "ttlDays"},
-		"a scope out of bounds": {seal(d, func(r *sealing.Request) { r.Name, r.Scope = "cluster", v1alpha1.ScopeCluster }), "scope"},
+		"a scope out of bounds": {seal(d, func(r *sealing.Request) { r.Name, r.Scope = "cluster", v1beta1.ScopeCluster }), "scope"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			c := &cluster{t, c.plane}
@@ -311,6 +371,15 @@ kubernetes: {kubeconfig: %s, namespace: latticekeep-system, policy: {maxTTLDays:
 			t.Log(strings.TrimSpace(message))
 		})
 	}
+
+	marked := with(seal(d, name("marked")), func(o *v1beta1.SealedCredential) {
+		o.Annotations = map[string]string{"latticekeep.dev/restart-on": "db"}
+	})
+	if out, err := c.apply(marked); err != nil || !strings.Contains(out, `Warning: latticekeep: metadata.annotations: "latticekeep.dev/restart-on" has no meaning`) {
+		t.Errorf("an unknown annotation: %v %s", err, out)
+	}
+	c.kubectl("", "wait", "--for=condition=Ready", "--timeout=60s", "-n", "shop", "sealedcredential/marked")
+	c.kubectl("", "delete", "--timeout=60s", "-n", "shop", "sealedcredential/marked")
 
 	good := seal(d, nil)
 	if out, err := c.apply(good); err != nil || strings.Contains(out, "Warning") {
@@ -325,6 +394,23 @@ kubernetes: {kubeconfig: %s, namespace: latticekeep-system, policy: {maxTTLDays:
 	if out, err := c.apply(with(good, swap)); err == nil || !strings.Contains(out, "denied the request") {
 		t.Error("an update:", out, err)
 	}
+
+	key = d
+	oldest = aged("again", time.Hour)
+	if out, err := c.apply(aged("again", 0)); err != nil {
+		t.Fatal(out, err)
+	}
+	c.kubectl("", "wait", "--for=condition=Ready", "--timeout=60s", "-n", "shop", "sealedcredential/again")
+	// The API server asks before it looks whether there is one of that name.
+	oldestText, err := json.Marshal(oldest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := c.try(string(oldestText), "create", "-f", "-"); err == nil || !strings.Contains(out, "AlreadyExists") ||
+		!strings.Contains(out, "Warning: latticekeep: an object with this name has newer values") || !strings.Contains(out, at(oldest)) {
+		t.Errorf("an older manifest is created: %v %s", err, out)
+	}
+	c.kubectl("", "delete", "--timeout=60s", "-n", "shop", "sealedcredential/again")
 
 	stop() // the vault stops
 	out, err = c.apply(seal(d, name("unchecked")))
@@ -516,9 +602,11 @@ func TestAWebhookThatEndsServesUntilNobodyAsks(t *testing.T) {
 func TestTheWebhooksFlagsAreChecked(t *testing.T) {
 	good := []string{"webhook", "--url", "https://vault.example.org", "--token-file", "t", "--cert-file", "c", "--key-file", "k"}
 	for says, args := range map[string][]string{
-		`--url is needed`:               {"webhook", "--token-file", "t", "--cert-file", "c", "--key-file", "k"},
+		"set --url or LATTICEKEEP_URL":  {"webhook", "--token-file", "t", "--cert-file", "c", "--key-file", "k"},
 		`--token-file is needed`:        {"webhook", "--url", "https://vault.example.org", "--cert-file", "c", "--key-file", "k"},
 		"--ca-file is empty":            append(slices.Clone(good), "--ca-file="),
+		"log.level: give debug":         append(slices.Clone(good), "--log-level", "trace"),
+		"log.format: give json":         append(slices.Clone(good), "--log-format", "logfmt"),
 		"--client-name needs":           append(slices.Clone(good), "--client-name", "x"),
 		"plain HTTP to another machine": append(slices.Clone(good), "--url", "http://vault.example.org"),
 		"the base URL is not one like":  append(slices.Clone(good), "--url", "vault"),

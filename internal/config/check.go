@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	netmail "net/mail"
 	"net/netip"
@@ -13,7 +14,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/mail"
@@ -50,33 +51,45 @@ func (s *Config) check() error {
 	for namespace, tenant := range s.Kubernetes.Namespaces {
 		need(namespace != "" && authz.ValidID("ten", tenant), "kubernetes.namespaces: %q: give the id of a tenant, ten_…", namespace)
 	}
+	for uid, tenant := range s.Kubernetes.NamespacesByUID {
+		need(uid != "" && authz.ValidID("ten", tenant), "kubernetes.namespacesByUID: %q: give the id of a tenant, ten_…", uid)
+	}
 	if s.Operations.Listen != "" {
 		_, _, err := net.SplitHostPort(s.Operations.Listen)
 		need(err == nil, "operations.listen: give host:port")
 	}
 	need(s.Kubernetes.Namespace == "" || len(validation.IsDNS1123Label(s.Kubernetes.Namespace)) == 0, "kubernetes.namespace: give the name of a namespace")
 	need(s.Kubernetes.Workers > 0, "kubernetes.workers: give at least 1")
-	return errors.Join(append(wrong, s.Store.check(s.Compliance), s.KMS.check(), s.Audit.check(), s.Compliance.check(), s.Kubernetes.Policy.check(), s.Tracing.check(), s.checkListener(), s.checkMail())...)
+	need(s.Kubernetes.LooksPerMinute > 0, "kubernetes.looksPerMinute: give at least 1")
+	for _, namespace := range s.Kubernetes.WatchSecrets {
+		need(len(validation.IsDNS1123Label(namespace)) == 0, "kubernetes.watchSecrets: %q is not the name of a namespace", namespace)
+	}
+	return errors.Join(append(wrong, s.Store.check(s.Compliance), s.KMS.check(), s.Audit.check(), s.Compliance.check(), s.Kubernetes.Policy.check(), s.Log.check(), s.Tracing.check(), s.checkListener(), s.checkMail())...)
 }
 
 func (p Policy) check() error {
-	days := func(n int) bool { return n >= 0 && n <= v1alpha1.MaxTTLDays }
+	days := func(n int) bool { return n >= 0 && n <= v1beta1.MaxTTLDays }
 	switch {
 	case !days(p.MinTTLDays):
-		return fmt.Errorf("kubernetes.policy.minTTLDays: give 1 to %d, or 0 for no bound", v1alpha1.MaxTTLDays)
+		return fmt.Errorf("kubernetes.policy.minTTLDays: give 1 to %d, or 0 for no bound", v1beta1.MaxTTLDays)
 	case !days(p.MaxTTLDays):
-		return fmt.Errorf("kubernetes.policy.maxTTLDays: give 1 to %d, or 0 for no bound", v1alpha1.MaxTTLDays)
+		return fmt.Errorf("kubernetes.policy.maxTTLDays: give 1 to %d, or 0 for no bound", v1beta1.MaxTTLDays)
 	case p.MaxTTLDays != 0 && p.MinTTLDays > p.MaxTTLDays:
 		return errors.New("kubernetes.policy.minTTLDays: it is more than maxTTLDays, so no object would be allowed")
 	case slices.Contains(p.Types, ""):
 		return errors.New("kubernetes.policy.types: one is empty")
 	}
 	for _, scope := range p.Scopes {
-		if !slices.Contains([]v1alpha1.Scope{v1alpha1.ScopeStrict, v1alpha1.ScopeNamespace, v1alpha1.ScopeCluster}, v1alpha1.Scope(scope)) {
+		if !slices.Contains([]v1beta1.Scope{v1beta1.ScopeStrict, v1beta1.ScopeNamespace, v1beta1.ScopeCluster}, v1beta1.Scope(scope)) {
 			return fmt.Errorf("kubernetes.policy.scopes: %q is none: give Strict, Namespace or Cluster", scope)
 		}
 	}
 	return nil
+}
+
+func (l Log) check() error {
+	_, err := l.Logger(io.Discard)
+	return err
 }
 
 func (t Tracing) check() error {

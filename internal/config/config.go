@@ -4,10 +4,14 @@
 package config
 
 import (
+	"cmp"
+	"errors"
+	"io"
+	"log/slog"
 	"regexp"
 	"time"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/controllers"
 	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/backup"
@@ -40,6 +44,7 @@ type Config struct {
 		Listen string `yaml:"listen"`
 	} `yaml:"operations"`
 
+	Log     Log     `yaml:"log"`
 	Tracing Tracing `yaml:"tracing"`
 
 	Store Store `yaml:"store"`
@@ -120,12 +125,22 @@ type Config struct {
 		// namespace is a tenant of its own, and so is one that was deleted and made again under a
 		// name of these.
 		Namespaces map[string]string `yaml:"namespaces"`
+		// NamespacesByUID maps single namespaces, by their UIDs, to existing tenants: one that was
+		// deleted and made again then goes on with the tenant of the previous one. Both histories
+		// have an entry.
+		NamespacesByUID map[string]string `yaml:"namespacesByUID"`
 
 		// Workers is how many objects are reconciled at the same time.
 		Workers int `yaml:"workers"`
+		// LooksPerMinute is how many target Secrets a minute the operator looks at unasked, above
+		// all after a start. A look is one read of the metadata.
+		LooksPerMinute int `yaml:"looksPerMinute"`
 		// RestartWorkloads restarts workloads that ask for it by annotation when the values of
 		// their credential change. It needs the role latticekeep-restart.
 		RestartWorkloads bool `yaml:"restartWorkloads"`
+		// WatchSecrets are namespaces whose Secrets the operator watches, so that it mends a target
+		// at once. It needs a Role there with list and watch of secrets.
+		WatchSecrets []string `yaml:"watchSecrets"`
 		// Webhook says that there is an admission webhook, whose certificate comes with
 		// tls.secretName. It needs the role latticekeep-certificates.
 		Webhook bool `yaml:"webhook"`
@@ -150,9 +165,35 @@ type Policy struct {
 func (p Policy) SealingPolicy() sealing.Policy {
 	policy := sealing.Policy{MinTTLDays: p.MinTTLDays, MaxTTLDays: p.MaxTTLDays, Types: p.Types}
 	for _, scope := range p.Scopes {
-		policy.Scopes = append(policy.Scopes, v1alpha1.Scope(scope))
+		policy.Scopes = append(policy.Scopes, v1beta1.Scope(scope))
 	}
 	return policy
+}
+
+// Log says what a process writes to its log, and how.
+type Log struct {
+	// Level is the least severity that is logged: debug, info, warn or error. The lines of requests
+	// are info.
+	Level string `yaml:"level"`
+	// Format is the form of each line: json, or text for people.
+	Format string `yaml:"format"`
+}
+
+// Logger returns a logger that writes to w, by default lines of JSON from info up.
+func (l Log) Logger(w io.Writer) (*slog.Logger, error) {
+	levels := map[string]slog.Level{"debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "error": slog.LevelError}
+	level, known := levels[cmp.Or(l.Level, "info")]
+	if !known {
+		return nil, errors.New("log.level: give debug, info, warn or error")
+	}
+	options := &slog.HandlerOptions{Level: level}
+	switch cmp.Or(l.Format, "json") {
+	case "json":
+		return slog.New(slog.NewJSONHandler(w, options)), nil
+	case "text":
+		return slog.New(slog.NewTextHandler(w, options)), nil
+	}
+	return nil, errors.New("log.format: give json or text")
 }
 
 // Tracing says where spans are sent.
@@ -187,6 +228,7 @@ const DefaultSealingLifetime = 30 * 24 * time.Hour
 func Default() Config {
 	var s Config
 	s.Listen = DefaultListen
+	s.Log = Log{Level: "info", Format: "json"}
 	s.Tracing.SampleRatio = 1
 	s.Store.Connections = 16
 	s.KMS.CacheTTL = keyring.DefaultCacheTTL
@@ -197,6 +239,7 @@ func Default() Config {
 	s.Mail.SMTP.Security = mail.STARTTLS
 	s.Rate.V1, s.Rate.V2, s.Rate.Address, s.Rate.Registrations = 1000, 5000, 1000, 30
 	s.Kubernetes.Workers = controllers.DefaultWorkers
+	s.Kubernetes.LooksPerMinute = controllers.DefaultLooksPerMinute
 	s.Kubernetes.Webhook = true
 	return s
 }

@@ -2,10 +2,13 @@ package config
 
 import (
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -39,6 +42,9 @@ tls:
   terminated: false
 operations:
   listen: 127.0.0.1:8201
+log:
+  level: debug
+  format: text
 tracing:
   endpoint: http://127.0.0.1:4318/v1/traces
   sampleRatio: 0.25
@@ -84,6 +90,9 @@ kubernetes:
   namespace: vault
   namespaces:
     shop: ten_aaaaaaaaaaaaaaaaaaaaaaaaaa
+  namespacesByUID:
+    6f2c5b1e-0000-4000-8000-000000000000: ten_aaaaaaaaaaaaaaaaaaaaaaaaaa
+  watchSecrets: [shop]
   workers: 3
   restartWorkloads: true
   webhook: false
@@ -135,9 +144,9 @@ func TestAnEmptyKeyHasItsDefault(t *testing.T) {
 	for name, want := range map[string]string{
 		"listen": "127.0.0.1:8200", "tls.pqRequired": "false", "tls.terminated": "false", "kms.cacheTTL": "5m0s",
 		"mail.smtp.security": "starttls", "rate.v1": "1000", "rate.v2": "5000", "rate.address": "1000", "rate.registrations": "30", "trustedProxies": "[]",
-		"kubernetes.namespaces": "map[]", "kubernetes.workers": "16", "kubernetes.restartWorkloads": "false", "kubernetes.policy.types": "[]",
+		"kubernetes.namespaces": "map[]", "kubernetes.namespacesByUID": "map[]", "kubernetes.workers": "16", "kubernetes.restartWorkloads": "false", "kubernetes.policy.types": "[]",
 		"kubernetes.webhook": "true",
-		"operations.listen":  "", "tracing.endpoint": "", "tracing.sampleRatio": "1",
+		"operations.listen":  "", "log.level": "info", "log.format": "json", "tracing.endpoint": "", "tracing.sampleRatio": "1",
 		"audit.signing": "entry", "audit.verification": "24h0m0s", "audit.anchor.configMap": "latticekeep-audit-anchor", "audit.anchor.bucket": "",
 		"audit.retention.keep": "0s", "audit.retention.archive": "", "compliance.reports": "", "compliance.catalogues": "",
 	} {
@@ -174,6 +183,8 @@ func TestTheEnvironmentGoesBeforeTheFileAndAFlagBeforeBoth(t *testing.T) {
 		"LATTICEKEEP_PUBLIC_URL":                     {"https://other.example.org/", "publicURL", "https://other.example.org/"},
 		"LATTICEKEEP_TLS_PQ_REQUIRED":                {"false", "tls.pqRequired", "false"},
 		"LATTICEKEEP_OPERATIONS_LISTEN":              {":1", "operations.listen", ":1"},
+		"LATTICEKEEP_LOG_LEVEL":                      {"warn", "log.level", "warn"},
+		"LATTICEKEEP_LOG_FORMAT":                     {"text", "log.format", "text"},
 		"LATTICEKEEP_TRACING_ENDPOINT":               {"https://traces.example.org", "tracing.endpoint", "https://traces.example.org"},
 		"LATTICEKEEP_TRACING_SAMPLE_RATIO":           {"0.5", "tracing.sampleRatio", "0.5"},
 		"LATTICEKEEP_KUBERNETES_WORKERS":             {"5", "kubernetes.workers", "5"},
@@ -199,6 +210,8 @@ func TestTheEnvironmentGoesBeforeTheFileAndAFlagBeforeBoth(t *testing.T) {
 		"LATTICEKEEP_KUBERNETES_POLICY_SCOPES":       {"Cluster", "kubernetes.policy.scopes", "[Cluster]"},
 		"LATTICEKEEP_KUBERNETES_NAMESPACES": {"a=ten_aaaaaaaaaaaaaaaaaaaaaaaaaa", "kubernetes.namespaces",
 			"map[a:ten_aaaaaaaaaaaaaaaaaaaaaaaaaa]"},
+		"LATTICEKEEP_KUBERNETES_NAMESPACES_BY_UID": {"a=ten_aaaaaaaaaaaaaaaaaaaaaaaaaa", "kubernetes.namespacesByUID",
+			"map[a:ten_aaaaaaaaaaaaaaaaaaaaaaaaaa]"},
 	} {
 		s, err := settings(t, whole, []string{"HOME=/root", variable + "=" + c.value}, nil)
 		if err != nil {
@@ -217,6 +230,31 @@ func TestTheEnvironmentGoesBeforeTheFileAndAFlagBeforeBoth(t *testing.T) {
 	}
 	if _, err := settings(t, "", bare, nil); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestTheLogHasItsLevelAndFormat(t *testing.T) {
+	for _, tc := range []struct {
+		log  Log
+		want string // of four lines, one of each level
+	}{
+		{Log{}, `{"level":"INFO","msg":"2"} {"level":"WARN","msg":"3"} {"level":"ERROR","msg":"4"}`},
+		{Log{Level: "debug", Format: "text"}, "level=DEBUG msg=1 level=INFO msg=2 level=WARN msg=3 level=ERROR msg=4"},
+		{Log{Level: "warn"}, `{"level":"WARN","msg":"3"} {"level":"ERROR","msg":"4"}`},
+		{Log{Level: "error", Format: "json"}, `{"level":"ERROR","msg":"4"}`},
+	} {
+		var out strings.Builder
+		logger, err := tc.log.Logger(&out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, level := range []slog.Level{slog.LevelDebug, slog.LevelInfo, slog.LevelWarn, slog.LevelError} {
+			logger.Log(t.Context(), level, strconv.Itoa(i+1))
+		}
+		said := regexp.MustCompile(`"?time"?[:=]\S+?[, ]`).ReplaceAllString(out.String(), "")
+		if got := strings.Join(strings.Fields(said), " "); got != tc.want {
+			t.Errorf("%+v writes\n%s\nwant\n%s", tc.log, got, tc.want)
+		}
 	}
 }
 
@@ -285,6 +323,8 @@ func TestACombinationThatCannotRunIsRefusedByItsKey(t *testing.T) {
 		"systemKeyFile: name the file that takes the first system key, or in systemKeySecret": {"LATTICEKEEP_SYSTEM_KEY_SECRET=latticekeep-system-key"},
 		"systemKeySecret: ":                     {"LATTICEKEEP_SYSTEM_KEY_FILE=", "LATTICEKEEP_SYSTEM_KEY_SECRET=a/b"},
 		"operations.listen: ":                   {"LATTICEKEEP_OPERATIONS_LISTEN=8201"},
+		"log.level: give debug, info, warn":     {"LATTICEKEEP_LOG_LEVEL=trace"},
+		"log.format: give json or text":         {"LATTICEKEEP_LOG_FORMAT=logfmt"},
 		"tracing.endpoint: ":                    {"LATTICEKEEP_TRACING_ENDPOINT=collector:4318"},
 		"tracing.endpoint: give":                {"LATTICEKEEP_TRACING_ENDPOINT=grpc://collector:4317"},
 		"tracing.endpoint: give the URL":        {"LATTICEKEEP_TRACING_ENDPOINT=http://user:secret@collector:4318"},

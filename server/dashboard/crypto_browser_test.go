@@ -28,7 +28,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/guard"
 	"github.com/latticekeep/latticekeep/internal/audit/reader"
@@ -189,7 +189,7 @@ func TestValuesSealedInTheBrowserOpenInTheVault(t *testing.T) {
 	b := newBench(t)
 	identity := newIdentity(t)
 	many := map[string]string{}
-	for i := range v1alpha1.MaxValues {
+	for i := range v1beta1.MaxValues {
 		many[fmt.Sprintf("key-%02d", i)] = base64.StdEncoding.EncodeToString(randomBytes(i))
 	}
 	keys := map[envelope.Suite]*envelope.SealingKey{}
@@ -197,7 +197,7 @@ func TestValuesSealedInTheBrowserOpenInTheVault(t *testing.T) {
 	for _, suite := range []envelope.Suite{envelope.SuiteMLKEM768X25519, envelope.SuiteMLKEM768} {
 		keys[suite] = newSealingKey(t, suite)
 		document := documentOf(t, identity, keys[suite].Public())
-		for _, scope := range []v1alpha1.Scope{v1alpha1.ScopeStrict, v1alpha1.ScopeNamespace, v1alpha1.ScopeCluster} {
+		for _, scope := range []v1beta1.Scope{v1beta1.ScopeStrict, v1beta1.ScopeNamespace, v1beta1.ScopeCluster} {
 			base := toSeal{Document: document, Namespace: "shop", Name: "db", CredentialType: "database", Scope: string(scope), At: madeAt.UnixMilli() + 123}
 			texts := base
 			texts.Texts = map[string]string{
@@ -207,7 +207,7 @@ func TestValuesSealedInTheBrowserOpenInTheVault(t *testing.T) {
 			binary := base
 			binary.TTLDays, binary.Values = 30, map[string]string{"k": base64.StdEncoding.EncodeToString(randomBytes(70000)), "all": base64.StdEncoding.EncodeToString(everyByte())}
 			full := base
-			full.TTLDays, full.Values = v1alpha1.MaxTTLDays, many
+			full.TTLDays, full.Values = v1beta1.MaxTTLDays, many
 			cases = append(cases, texts, binary, full)
 		}
 		// Names that YAML could take for something else, and no namespace where none is needed.
@@ -230,7 +230,7 @@ func TestValuesSealedInTheBrowserOpenInTheVault(t *testing.T) {
 		if err := json.Unmarshal(o.Value, &manifest); err != nil {
 			t.Fatalf("%s: %s", what, o.Refused)
 		}
-		var obj v1alpha1.SealedCredential
+		var obj v1beta1.SealedCredential
 		if err := yaml.UnmarshalStrict([]byte(manifest), &obj); err != nil {
 			t.Fatalf("%s: %v\n%.400s", what, err, manifest)
 		}
@@ -239,7 +239,7 @@ func TestValuesSealedInTheBrowserOpenInTheVault(t *testing.T) {
 			t.Fatal(err)
 		}
 		key := keys[document.Key().Suite()]
-		want := sealing.Expect{Namespace: c.Namespace, Name: c.Name, Scope: v1alpha1.Scope(c.Scope), Key: key.Public()}
+		want := sealing.Expect{Namespace: c.Namespace, Name: c.Name, Scope: v1beta1.Scope(c.Scope), Key: key.Public()}
 		if problems := sealing.Validate(&obj, want); problems != nil {
 			t.Errorf("%s: %v", what, problems)
 		}
@@ -264,14 +264,14 @@ func TestValuesSealedInTheBrowserOpenInTheVault(t *testing.T) {
 
 		// But for what is random it is the manifest that latticekeep seal prints.
 		ours, err := sealing.Seal(key.Public(), sealing.Request{
-			Namespace: c.Namespace, Name: c.Name, CredentialType: c.CredentialType, TTLDays: c.TTLDays, Scope: v1alpha1.Scope(c.Scope), Values: values,
+			Namespace: c.Namespace, Name: c.Name, CredentialType: c.CredentialType, TTLDays: c.TTLDays, Scope: v1beta1.Scope(c.Scope), Values: values,
 		}, time.UnixMilli(c.At))
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, o := range []*v1alpha1.SealedCredential{&obj, ours} {
+		for _, o := range []*v1beta1.SealedCredential{&obj, ours} {
 			for k, v := range o.Spec.Sealed.Values {
-				o.Spec.Sealed.Values[k] = v1alpha1.SealedValue{SealedAt: metav1.NewTime(v.SealedAt.UTC()), Data: strconv.Itoa(len(v.Data))}
+				o.Spec.Sealed.Values[k] = v1beta1.SealedValue{SealedAt: metav1.NewTime(v.SealedAt.UTC()), Data: strconv.Itoa(len(v.Data))}
 			}
 		}
 		theirs, err := yaml.Marshal(obj)
@@ -304,23 +304,23 @@ func TestValuesSealedInTheBrowserAreBound(t *testing.T) {
 	if err := json.Unmarshal(o.Value, &manifest); err != nil {
 		t.Fatal(o.Refused)
 	}
-	for name, change := range map[string]func(*v1alpha1.SealedCredential){
-		"nothing":   func(*v1alpha1.SealedCredential) {},
-		"name":      func(o *v1alpha1.SealedCredential) { o.Name = "other" },
-		"namespace": func(o *v1alpha1.SealedCredential) { o.Namespace = "other" },
-		"type":      func(o *v1alpha1.SealedCredential) { o.Spec.CredentialType = "other" },
-		"scope":     func(o *v1alpha1.SealedCredential) { o.Spec.Sealed.Scope = v1alpha1.ScopeNamespace },
-		"data key": func(o *v1alpha1.SealedCredential) {
+	for name, change := range map[string]func(*v1beta1.SealedCredential){
+		"nothing":   func(*v1beta1.SealedCredential) {},
+		"name":      func(o *v1beta1.SealedCredential) { o.Name = "other" },
+		"namespace": func(o *v1beta1.SealedCredential) { o.Namespace = "other" },
+		"type":      func(o *v1beta1.SealedCredential) { o.Spec.CredentialType = "other" },
+		"scope":     func(o *v1beta1.SealedCredential) { o.Spec.Sealed.Scope = v1beta1.ScopeNamespace },
+		"data key": func(o *v1beta1.SealedCredential) {
 			v := o.Spec.Sealed.Values
 			v["a"], v["b"] = v["b"], v["a"]
 		},
-		"sealedAt": func(o *v1alpha1.SealedCredential) {
+		"sealedAt": func(o *v1beta1.SealedCredential) {
 			v := o.Spec.Sealed.Values["a"]
 			v.SealedAt = metav1.NewTime(v.SealedAt.Add(time.Second))
 			o.Spec.Sealed.Values["a"] = v
 		},
 	} {
-		var obj v1alpha1.SealedCredential
+		var obj v1beta1.SealedCredential
 		if err := yaml.UnmarshalStrict([]byte(manifest), &obj); err != nil {
 			t.Fatal(err)
 		}
@@ -460,7 +460,7 @@ func TestWhatCannotBeSealedIsNamed(t *testing.T) {
 	const canary = "tr0ub4dor-and-3"
 	type change func(*toSeal)
 	tooMany, tooLong := map[string]string{}, strings.Repeat("x", 254)
-	for i := range v1alpha1.MaxValues + 1 {
+	for i := range v1beta1.MaxValues + 1 {
 		tooMany[fmt.Sprint("k", i)] = canary
 	}
 	cases := []struct {
@@ -488,7 +488,7 @@ func TestWhatCannotBeSealedIsNamed(t *testing.T) {
 		{"too long a type", "credentialType", func(c *toSeal) { c.CredentialType = strings.Repeat("a", 64) }},
 		{"scope", "scope", func(c *toSeal) { c.Scope = "strict" }},
 		{"TTL below", "ttlDays", func(c *toSeal) { c.TTLDays = -1 }},
-		{"TTL above", "ttlDays", func(c *toSeal) { c.TTLDays = v1alpha1.MaxTTLDays + 1 }},
+		{"TTL above", "ttlDays", func(c *toSeal) { c.TTLDays = v1beta1.MaxTTLDays + 1 }},
 		{"no values", "values", func(c *toSeal) { c.Texts = nil }},
 		{"too many values", "values", func(c *toSeal) { c.Texts = tooMany }},
 		{"too large", "values", func(c *toSeal) { c.Texts = map[string]string{"k": strings.Repeat("ü", (262146-1137)/2+1)} }},
@@ -513,7 +513,7 @@ func TestWhatCannotBeSealedIsNamed(t *testing.T) {
 			values[k] = secret.Bytes(v)
 		}
 		_, err := sealing.Seal(key.Public(), sealing.Request{
-			Namespace: given.Namespace, Name: given.Name, CredentialType: given.CredentialType, TTLDays: given.TTLDays, Scope: v1alpha1.Scope(given.Scope), Values: values,
+			Namespace: given.Namespace, Name: given.Name, CredentialType: given.CredentialType, TTLDays: given.TTLDays, Scope: v1beta1.Scope(given.Scope), Values: values,
 		}, madeAt)
 		if (err == nil) != (c.field == "") {
 			t.Fatalf("%s: Go says %v", c.name, err)

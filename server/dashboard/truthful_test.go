@@ -156,7 +156,7 @@ func TestAnAddressThatDoesNotExistHasAPage(t *testing.T) {
 	}
 }
 
-// What was denied is an attempt, and does not read as if it had happened.
+// A denied event reads as an attempt, not as if it had happened.
 func TestDeniedEventsReadAsAttempts(t *testing.T) {
 	t.Parallel()
 	p := start(t)

@@ -68,7 +68,7 @@ func TestTheRateComesBeforeWhatIsWrongWithTheCaller(t *testing.T) {
 	s.Call(as(list, s.Key)).Want(t, http.StatusOK) // the one request of the tenant in v2
 	s.Call(servertest.Request{Method: "GET", Path: "/v1/keys", Bearer: s.Key}).Want(t, http.StatusOK)
 	s.Call(list).Message(t, http.StatusUnauthorized) // the one request of the address
-	s.Call(as(list, another)).Want(t, http.StatusOK) // whose known callers it does not concern
+	s.Call(as(list, another)).Want(t, http.StatusOK) // a known caller of the address is not limited by it
 	for _, c := range []struct {
 		name string
 		servertest.Request

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/latticekeep/latticekeep/api/client"
 )
@@ -25,7 +26,7 @@ func (r *Server) Register(cmd *cobra.Command) {
 // RegisterConnection defines the flags for the server's URL and the API key.
 func (r *Server) RegisterConnection(cmd *cobra.Command) {
 	flags := cmd.PersistentFlags()
-	flags.StringVar(&r.URL, "url", os.Getenv("LATTICEKEEP_URL"), "base URL of the server (environment: LATTICEKEEP_URL)")
+	RegisterURL(flags, &r.URL, "base URL of the server")
 	flags.StringVar(&r.Key, "api-key", "", "API key; other users of this machine may see it (environment: LATTICEKEEP_API_KEY)")
 	flags.StringVar(&r.KeyFile, "api-key-file", "", "file that holds the API key")
 	cmd.MarkFlagsMutuallyExclusive("api-key", "api-key-file")
@@ -45,7 +46,7 @@ func (r *Server) Client() (*client.V2, error) {
 	}
 	switch {
 	case r.URL == "":
-		return nil, UsageError("no server: set --url or LATTICEKEEP_URL")
+		return nil, UsageError("no server: set --url or " + URLVariable)
 	case key == "":
 		return nil, UsageError("no API key: set --api-key-file or LATTICEKEEP_API_KEY")
 	}
@@ -54,4 +55,13 @@ func (r *Server) Client() (*client.V2, error) {
 		return nil, &StatusError{StatusUsage, err}
 	}
 	return c.V2, nil
+}
+
+// URLVariable is the environment variable with the URL of the server.
+const URLVariable = "LATTICEKEEP_URL"
+
+// RegisterURL defines the flag --url, which every command that calls a server has. Its default is in
+// the environment.
+func RegisterURL(flags *pflag.FlagSet, url *string, usage string) {
+	flags.StringVar(url, "url", os.Getenv(URLVariable), usage+" (environment: "+URLVariable+")")
 }

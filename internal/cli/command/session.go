@@ -19,7 +19,7 @@ import (
 type Session struct{ URL, Email, PasswordFile string }
 
 func (s *Session) Register(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&s.URL, "url", os.Getenv("LATTICEKEEP_URL"), "base URL of the server (environment: LATTICEKEEP_URL)")
+	RegisterURL(cmd.Flags(), &s.URL, "base URL of the server")
 	cmd.Flags().StringVar(&s.Email, "email", "", "address of the user who acts")
 	cmd.Flags().StringVar(&s.PasswordFile, "password-file", "", "file with the user's password (default: the command asks for it)")
 	_ = cmd.MarkFlagRequired("email") // cannot fail: the flag exists
@@ -28,7 +28,7 @@ func (s *Session) Register(cmd *cobra.Command) {
 // Do signs in, lets act use the session, and signs out.
 func (s *Session) Do(cmd *cobra.Command, act func(context.Context, *client.V2) error) error {
 	if s.URL == "" {
-		return UsageError("no server: set --url or LATTICEKEEP_URL")
+		return UsageError("no server: set --url or " + URLVariable)
 	}
 	password, err := s.password(cmd)
 	if err != nil {

@@ -77,7 +77,7 @@ latticekeep restore makes a deployment of a backup again.`,
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&r.URL, "url", os.Getenv("LATTICEKEEP_URL"), "base URL of a running server (environment: LATTICEKEEP_URL)")
+	command.RegisterURL(flags, &r.URL, "base URL of a running server")
 	flags.StringVar(&r.Key, "api-key", "", "API key for --url; other users of this machine may see it (environment: LATTICEKEEP_API_KEY)")
 	flags.StringVar(&r.KeyFile, "api-key-file", "", "file that holds the API key for --url")
 	command.RegisterStore(cmd, &s, "of a stopped server")

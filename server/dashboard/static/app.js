@@ -1,5 +1,5 @@
 // The dashboard: the shell around the pages, and who is signed in.
-import {html, render, useCallback, useEffect, useState} from './vendor/preact.js';
+import {html, render, useCallback, useEffect, useLayoutEffect, useState} from './vendor/preact.js';
 import {api, belongsTo, get, post, signedOut, whenSignedOut} from './lib/api.js';
 import {Account} from './lib/account.js';
 import {visible} from './lib/format.js';
@@ -132,7 +132,7 @@ const SignInAgain = ({email, done}) => html`<${Dialog} title="Your session has e
 
 function App() {
   const [question, setQuestion] = useState(null);
-  useEffect(() => {
+  useLayoutEffect(() => { // before the first answer can come, which may be a 401
     // Before anybody has signed in there is no page to stay on.
     whenSignedOut(() => {
       if (!document.querySelector('.shell')) {

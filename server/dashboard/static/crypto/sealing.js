@@ -132,7 +132,7 @@ export function sealManifest({key, namespace = '', name, credentialType, scope =
     lines.push(`      ${scalar(dataKey)}:`, `        data: ${toBase64(concat(Uint8Array.of(version), enc, ciphertext))}`, `        sealedAt: ${scalar(sealedAt)}`);
   }
   return [
-    'apiVersion: latticekeep.dev/v1alpha1',
+    'apiVersion: latticekeep.dev/v1beta1',
     'kind: SealedCredential',
     'metadata:',
     `  name: ${scalar(name)}`,

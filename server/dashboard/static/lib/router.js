@@ -1,5 +1,5 @@
 // Pages are addresses, so that the back button, deep links and bookmarks work.
-import {html, createContext, useContext, useEffect, useState} from '../vendor/preact.js';
+import {html, createContext, useContext, useLayoutEffect, useState} from '../vendor/preact.js';
 
 const changed = new EventTarget();
 
@@ -64,7 +64,7 @@ export function match(routes, path) {
 // Router hands what fits the address to show, as ({route, params}) or null.
 export function Router({routes, show}) {
   const [, again] = useState(0);
-  useEffect(() => {
+  useLayoutEffect(() => { // before the first navigate
     const update = () => again(n => n + 1);
     changed.addEventListener('change', update);
     addEventListener('popstate', update);
