@@ -6,9 +6,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/latticekeep/latticekeep/test/kubetest"
 )
@@ -18,12 +22,8 @@ import (
 func applied(t *testing.T) *kubetest.ControlPlane {
 	t.Helper()
 	c := kubetest.ForTest(t)
-	out, err := helmTemplate(t, "--values", "latticekeep/ci/full-values.yaml", "--no-hooks", "--set", "crd.install=false",
-		"--set", "monitoring.serviceMonitor.enabled=false", "--set", "monitoring.prometheusRule.enabled=false",
-		"--set", "webhook.enabled=false") // nothing would answer there
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := text(t, slices.DeleteFunc(rendered(t, "--values", "latticekeep/ci/full-values.yaml", "--no-hooks", "--set", "crd.install=false",
+		"--set", "webhook.enabled=false"), foreign)) // nothing would answer there
 	must(t, c, "", "create", "namespace", namespace)
 	for _, mode := range []string{"enforce", "warn"} {
 		must(t, c, "", "label", "namespace", namespace, "pod-security.kubernetes.io/"+mode+"=restricted")
@@ -42,6 +42,11 @@ func applied(t *testing.T) *kubetest.ControlPlane {
 	}
 	must(t, c, "", "label", "namespace", "sealed", "latticekeep.dev/sealed-only=true")
 	return c
+}
+
+// foreign reports whether an object is of a kind of another project, which the control plane does not know.
+func foreign(o unstructured.Unstructured) bool {
+	return slices.Contains([]string{"monitoring.coreos.com", "cert-manager.io", "gateway.networking.k8s.io", "route.openshift.io"}, o.GroupVersionKind().Group)
 }
 
 func kubectl(t *testing.T, c *kubetest.ControlPlane, stdin string, args ...string) (string, error) {
@@ -68,13 +73,18 @@ const (
 
 func sealedCredential(ns, name, scope string) string {
 	return fmt.Sprintf(`
-apiVersion: latticekeep.dev/v1alpha1
+apiVersion: latticekeep.dev/v1beta1
 kind: SealedCredential
 metadata: {namespace: %s, name: %s}
 spec:
   credentialType: test
   sealed: {version: 1, suite: MLKEM768, keyID: "%064d", scope: %s, values: {k: {sealedAt: "2026-01-01T00:00:00Z", data: AAAA}}}
 `, ns, name, 0, scope)
+}
+
+// deprecated returns a manifest in the version of the API before this one.
+func deprecated(manifest string) string {
+	return strings.Replace(manifest, "latticekeep.dev/v1beta1", "latticekeep.dev/v1alpha1", 1)
 }
 
 func secret(ns, name, kind string, annotations ...string) string {
@@ -102,6 +112,8 @@ func TestPoliciesRefuseWithoutTheWebhook(t *testing.T) {
 		{"scope Cluster where it was not agreed", sealedCredential("shop", "wide", "Cluster"), "Cluster is not allowed in this namespace", []string{"create", dev}},
 		{"the same by somebody who may do everything", sealedCredential("shop", "wide", "Cluster"), "Cluster is not allowed in this namespace", []string{"create"}},
 		{"widening", sealedCredential("shop", "strict", "Cluster"), "Cluster is not allowed in this namespace", []string{"apply", dev}},
+		{"the same in the deprecated version", deprecated(sealedCredential("shop", "wide", "Cluster")), "Cluster is not allowed in this namespace", []string{"create", dev}},
+		{"widening in the deprecated version", deprecated(sealedCredential("shop", "strict", "Cluster")), "Cluster is not allowed in this namespace", []string{"apply", dev}},
 		{"scope Cluster where it was agreed", sealedCredential("platform", "wide", "Cluster"), "", []string{"create", dev}},
 		{"another source", generated("shop"), "", []string{"create", dev}},
 
@@ -143,6 +155,30 @@ func TestPoliciesRefuseWithoutTheWebhook(t *testing.T) {
 		out, err := kubectl(t, c, "", step.args...)
 		check(t, step.name, out, err, step.refused)
 	}
+}
+
+// The operator is who the policies say, and with another ServiceAccount nobody else is.
+func TestPoliciesKnowTheOperatorByTheNameThatItWasGiven(t *testing.T) {
+	c := kubetest.ForTest(t)
+	must(t, c, "", "create", "namespace", namespace)
+	out, err := helmTemplate(t, "--no-hooks", "--set", "crd.install=false,webhook.enabled=false,server.serviceAccount.name=vault")
+	if err != nil {
+		t.Fatal(err)
+	}
+	must(t, c, out, "apply", "-f", "-")
+	const vault = "--as=system:serviceaccount:" + namespace + ":vault"
+	awaitRefusal(t, c, configMap("latticekeep-sealing-key", "probe"))
+	for _, may := range []string{"create configmaps --namespace " + namespace, "create secrets --namespace shop", "list sealedcredentials.latticekeep.dev --all-namespaces"} {
+		if out, err := kubectl(t, c, "", append([]string{"auth", "can-i", vault}, strings.Fields(may)...)...); err != nil {
+			t.Errorf("%s may not %s: %v %s", vault, may, err, out)
+		}
+	}
+	// Even one that holds the same roles.
+	must(t, c, "", "create", "rolebinding", "former", "--namespace", namespace, "--clusterrole=admin", "--serviceaccount="+namespace+":latticekeep")
+	out, err = kubectl(t, c, configMap("latticekeep-sealing-key", "forged"), "create", "--as=system:serviceaccount:"+namespace+":latticekeep", "--as-group=system:masters", "-f", "-")
+	check(t, "the default name", out, err, "written by the operator alone")
+	out, err = kubectl(t, c, configMap("latticekeep-sealing-key", "ours"), "create", vault, "-f", "-")
+	check(t, "the name that it was given", out, err, "")
 }
 
 // RBAC lets the operator write every Secret. Whoever got hold of its token could else make themselves one of any ServiceAccount.
@@ -233,7 +269,7 @@ func TestPoliciesLeaveOldObjectsAlone(t *testing.T) {
 }
 
 func generated(ns string) string {
-	return fmt.Sprintf("apiVersion: latticekeep.dev/v1alpha1\nkind: SealedCredential\nmetadata: {namespace: %s, name: generated}\n"+
+	return fmt.Sprintf("apiVersion: latticekeep.dev/v1beta1\nkind: SealedCredential\nmetadata: {namespace: %s, name: generated}\n"+
 		"spec: {credentialType: test, generate: [{key: k, random: {}}]}", ns)
 }
 
@@ -275,6 +311,22 @@ func awaitRefusal(t *testing.T, c *kubetest.ControlPlane, object string, as ...s
 	}
 }
 
+// guide returns the values files that the guide shows.
+func guide(t *testing.T) (all []string) {
+	t.Helper()
+	text, err := os.ReadFile("../docs/guides/platform.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, block := range regexp.MustCompile("(?s)\n```yaml\n(.*?)\n```\n").FindAllStringSubmatch(string(text), -1) {
+		all = append(all, block[1])
+	}
+	if len(all) < 9 {
+		t.Fatalf("the guide shows %d values files", len(all))
+	}
+	return all
+}
+
 // What a real API server would say of each rendering, hooks and webhook included, down to the CEL of the match conditions.
 func TestRealAPIServerTakesEveryRendering(t *testing.T) {
 	c := kubetest.ForTest(t)
@@ -285,15 +337,18 @@ func TestRealAPIServerTakesEveryRendering(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, file := range files {
-		out, err := helmTemplate(t, "--values", file, "--set", "crd.install=false",
-			"--set", "monitoring.serviceMonitor.enabled=false", "--set", "monitoring.prometheusRule.enabled=false", "--set", "certManager.enabled=false")
-		if err != nil {
-			t.Fatal(err)
-		}
-		// A directory of the node is the one thing that the restricted profile does not know; the chart offers it for one node.
+		out := text(t, slices.DeleteFunc(rendered(t, "--values", file), foreign))
+		// A directory of the node, and its network, are all that the chart offers beyond the restricted profile.
 		said := must(t, c, out, "apply", "--dry-run=server", "-f", "-")
-		if warns := strings.Contains(said, "Warning"); warns != strings.Contains(file, "one-node") {
+		if warns := strings.Contains(said, "Warning"); warns != (strings.Contains(file, "one-node") || strings.Contains(file, "host-network")) {
 			t.Errorf("%s: the API server warns: %v\n%s", file, warns, said)
+		}
+	}
+	for i, values := range guide(t) {
+		out := text(t, slices.DeleteFunc(renderedWith(t, values, "--set", "crd.install=false"), foreign))
+		said := must(t, c, out, "apply", "--dry-run=server", "-f", "-")
+		if warns := strings.Contains(said, "Warning"); warns != strings.Contains(values, "hostNetwork") {
+			t.Errorf("docs/guides/platform.md, values %d: the API server warns: %v\n%s", i+1, warns, said)
 		}
 	}
 	config, err := exec.CommandContext(t.Context(), "kubectl", "kustomize", "../config/default").Output()

@@ -5,7 +5,6 @@
 package charts_test
 
 import (
-	"bytes"
 	"errors"
 	"os"
 	"os/exec"
@@ -127,6 +126,7 @@ func TestValuesThatCannotRunAreRefused(t *testing.T) {
 		{"config.kms.url=file:///tmp/kms.key", "url"},
 		{"config.kms.url=azurekeyvault://v/keys/k", "url"},
 		{"postgres.existingSecret=db", "postgres.existingSecret: it goes with config.store.url"},
+		{"kms.tokenSecret=a,config.kms.tokenFile=/run/vault/token", "kms.tokenSecret: config.kms.tokenFile names the token already"},
 		{"replicas=-1", "replicas"},
 		{"replica=1", "additional properties 'replica' not allowed"},
 		{"config.listen=:80", "'listen' not allowed"},
@@ -134,6 +134,8 @@ func TestValuesThatCannotRunAreRefused(t *testing.T) {
 		{"config.tls.secretName=x", "'secretName' not allowed"},
 		{"config.compliance.catalogues=/etc", "'catalogues' not allowed"},
 		{"config.audit.signing=none", "signing"},
+		{"config.log.level=trace", "level"},
+		{"config.log.format=logfmt", "format"},
 		{"config.audit.verification=24", "verification"},
 		{"config.audit.anchor.configMap=other", "configMap"}, // for which there is no role
 		{"config.audit.anchor.bucket=file:///var/lib/latticekeep/anchor", "bucket"},
@@ -159,6 +161,44 @@ func TestValuesThatCannotRunAreRefused(t *testing.T) {
 		{"admissionPolicies.clusterScopeNamespaces={a'b}", "clusterScopeNamespaces"},
 		{"webhook.clientNames={api}", "webhook.clientNames: without webhook.clientCA no certificate is asked for"},
 		{"webhook.clientCA=A_b", "clientCA"},
+		{"podSecurityContext.runAsNonRoot=false", "runAsNonRoot"},
+		{"podSecurityContext.runAsNonRoot=null", "runAsNonRoot"},
+		{"podSecurityContext.runAsUser=0", "runAsUser"},
+		{"podSecurityContext.seccompProfile=null", "seccompProfile"},
+		{"podSecurityContext.seccompProfile.type=Unconfined", "seccompProfile"},
+		{"securityContext.allowPrivilegeEscalation=true", "allowPrivilegeEscalation"},
+		{"securityContext.allowPrivilegeEscalation=null", "allowPrivilegeEscalation"},
+		{"securityContext.readOnlyRootFilesystem=false", "readOnlyRootFilesystem"},
+		{"securityContext.privileged=true", "privileged"},
+		{"securityContext.runAsUser=0", "runAsUser"},
+		{"securityContext.capabilities.drop={NET_RAW}", "drop"},
+		{"securityContext.capabilities.add={NET_ADMIN}", "add"},
+		{"securityContext.capabilities=null", "capabilities"},
+		{"commonLabels.app\\.kubernetes\\.io/name=vault", "commonLabels: app.kubernetes.io/name is a label of the chart's own"},
+		{"server.podLabels.app\\.kubernetes\\.io/component=webhook", "server.podLabels: app.kubernetes.io/component is a label of the chart's own"},
+		{"webhook.podLabels.helm\\.sh/chart=x", "webhook.podLabels: helm.sh/chart is a label of the chart's own"},
+		{"commonAnnotations.helm\\.sh/hook=post-delete", "commonAnnotations: helm.sh/hook tells Helm"},
+		{"buckets.serviceAccountAnnotations.a=b", "'serviceAccountAnnotations' not allowed"},
+		{"server.serviceAccount.name=A_b", "name"},
+		{"server.extraEnv.HTTPS_PROXY=x", "extraEnv"},
+		{"server.extraVolumes[0].name=data", "server.extraVolumes: data is a volume of the chart's own"},
+		{"webhook.extraVolumes[0].name=ca", "webhook.extraVolumes: ca is a volume of the chart's own"},
+		{"server.strategy.type=Recreate", "server.strategy.type: the StatefulSet of the embedded store has RollingUpdate or OnDelete"},
+		{"server.strategy.type=OnDelete,config.store.url=postgres://vault@db/vault,kms.existingSecret=kms,config.compliance.reports=s3://r", "server.strategy.type: the Deployment, with config.store.url, has"},
+		{"server.service.type=ExternalName", "type"},
+		{"server.service.nodePort=30200", "server.service.nodePort: it goes with type"},
+		{"server.service.externalTrafficPolicy=Local", "server.service.externalTrafficPolicy: it goes with type"},
+		{"server.service.type=NodePort,server.service.loadBalancerClass=x", "loadBalancerClass and loadBalancerSourceRanges go with type LoadBalancer"},
+		{"autoscaling.enabled=true", "autoscaling.enabled: the embedded store has one writer"},
+		{"autoscaling.minReplicas=6", "autoscaling.minReplicas: it is more than autoscaling.maxReplicas"},
+		{"ingress.enabled=true", "config.publicURL: say where users reach the service"},
+		{"httpRoute.enabled=true,httpRoute.parentRefs[0].name=a", "config.publicURL: say where users reach the service"},
+		{"httpRoute.enabled=true,config.publicURL=https://vault.example.org", "httpRoute.parentRefs: name the Gateway"},
+		{"ingress.hosts={vault_x}", "hosts"},
+		{"monitoring.serviceMonitor.enabled=true,monitoring.podMonitor.enabled=true", "monitoring.podMonitor.enabled: with monitoring.serviceMonitor.enabled"},
+		{"webhook.port=443", "port"},
+		{"webhook.port=8444", "webhook.operationsPort: it is webhook.port"},
+		{"server.dnsPolicy=Cluster", "dnsPolicy"},
 	} {
 		out, err := helmTemplate(t, "--set", tc.set)
 		if err == nil {
@@ -171,7 +211,7 @@ func TestValuesThatCannotRunAreRefused(t *testing.T) {
 
 // Catalogues and what opens the buckets reach the server.
 func TestCataloguesAndBucketsReachTheServer(t *testing.T) {
-	all := rendered(t, "--set", "catalogues.existingConfigMap=ours,buckets.existingSecret=keys,buckets.serviceAccountAnnotations.role=x")
+	all := rendered(t, "--set", "catalogues.existingConfigMap=ours,buckets.existingSecret=keys")
 	if text := field(t, find(all, "ConfigMap", "latticekeep-config"), "data", "config.yaml").(string); !strings.Contains(text, "catalogues: /etc/latticekeep/catalogues") {
 		t.Errorf("the program does not look for catalogues:\n%s", text)
 	}
@@ -186,9 +226,6 @@ func TestCataloguesAndBucketsReachTheServer(t *testing.T) {
 	}
 	if !has(container["envFrom"], map[string]any{"secretRef": map[string]any{"name": "keys"}}) {
 		t.Errorf("the server does not get what opens the buckets: %v", container["envFrom"])
-	}
-	if got := find(all, "ServiceAccount", "latticekeep").GetAnnotations()["role"]; got != "x" {
-		t.Errorf("the ServiceAccount is annotated with %q", got)
 	}
 }
 
@@ -290,32 +327,34 @@ func TestWebhookFailsClosedOnlyWithSeveralReplicas(t *testing.T) {
 	}
 }
 
-func TestCRDIsTheGeneratedOneAndStays(t *testing.T) {
-	text, err := os.ReadFile("../config/crd/bases/latticekeep.dev_sealedcredentials.yaml")
-	if err != nil {
-		t.Fatal(err)
+// In a release's manifest, `helm rollback` would put an older CRD back.
+func TestTheCRDIsBroughtByAHookAndInNoManifest(t *testing.T) {
+	everyRendering(t, func(t *testing.T, all []unstructured.Unstructured) {
+		for _, o := range all {
+			if o.GetKind() == "CustomResourceDefinition" && o.GetLabels()["app.kubernetes.io/instance"] != "" {
+				t.Errorf("%s is in the manifest", o.GetName())
+			}
+		}
+	})
+	for _, o := range rendered(t) {
+		if o.GetName() != "latticekeep-crd" {
+			continue
+		}
+		if hook := o.GetAnnotations()["helm.sh/hook"]; hook != "pre-install,pre-upgrade" {
+			t.Errorf("%s runs at %q: before what needs it, and never at a rollback", o.GetKind(), hook)
+		}
+		if weight := o.GetAnnotations()["helm.sh/hook-weight"]; (weight == "-1") == (o.GetKind() == "Job") {
+			t.Errorf("%s has the weight %q: the job needs its rights before it runs", o.GetKind(), weight)
+		}
 	}
-	want := objects(t, string(text))[0]
-	got := find(rendered(t), "CustomResourceDefinition", want.GetName())
-	if got == nil {
-		t.Fatal("the CRD is not rendered")
+	job := find(rendered(t), "Job", "latticekeep-crd")
+	if args := field(t, &unstructured.Unstructured{Object: field(t, job, "spec", "template", "spec", "containers").([]any)[0].(map[string]any)}, "args"); !reflect.DeepEqual(args, []any{"crd", "apply"}) {
+		t.Error("the job runs", args)
 	}
-	if got.GetAnnotations()["helm.sh/resource-policy"] != "keep" {
-		t.Error("helm uninstall would delete the CRD, and so every SealedCredential")
-	}
-	a, err := yaml.Marshal(want.Object["spec"])
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, err := yaml.Marshal(got.Object["spec"])
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.Equal(a, b) {
-		t.Error("the chart has another CRD than config/crd: run `make generate`")
-	}
-	if find(rendered(t, "--set", "crd.install=false"), "CustomResourceDefinition", want.GetName()) != nil {
-		t.Error("crd.install=false installs it")
+	for _, o := range rendered(t, "--set", "crd.install=false") {
+		if o.GetName() == "latticekeep-crd" {
+			t.Errorf("crd.install=false renders %s", o.GetKind())
+		}
 	}
 }
 
@@ -417,6 +456,25 @@ func TestNotesWarnOfNetworkFileSystems(t *testing.T) {
 		notes := notesOf(t, "--set", "storage.storageClassName="+class)
 		if got := strings.Contains(notes, "network file system"); got != want {
 			t.Errorf("storage class %s: the notes warn: %v", class, got)
+		}
+	}
+}
+
+// What is reachable from elsewhere must be let in there, too.
+func TestNotesWarnOfNetworks(t *testing.T) {
+	for set, want := range map[string]string{
+		"webhook.hostNetwork=true":         "the webhook runs in the network of its nodes",
+		"server.service.type=LoadBalancer": "networkPolicy.clients names nobody there",
+		"server.service.type=NodePort":     "networkPolicy.clients names nobody there",
+	} {
+		if notes := notesOf(t, "--set", set); !strings.Contains(notes, want) {
+			t.Errorf("%s: the notes do not say that %s:\n%s", set, want, notes)
+		}
+	}
+	const outside = "networkPolicy.clients[0].ipBlock.cidr=10.0.0.0/8"
+	for _, set := range []string{"replicas=1", "server.service.type=NodePort," + outside, "server.service.type=NodePort,networkPolicy.enabled=false"} {
+		if notes := notesOf(t, "--set", set); strings.Contains(notes, "WARNING") {
+			t.Errorf("%s: the notes warn:\n%s", set, notes)
 		}
 	}
 }

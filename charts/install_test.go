@@ -22,7 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/test/kubetest"
 )
 
@@ -78,7 +78,7 @@ func install(t *testing.T, values string) *installation {
 	i.plane = kubetest.ForTest(t, "--audit-policy-file", policy, "--audit-log-path", i.audited, "--audit-log-mode", "blocking",
 		"--service-cluster-ip-range", "127.100.0.0/24") // where nobody listens, should the API server call a Service before it leads elsewhere
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{clientscheme.AddToScheme, v1alpha1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{clientscheme.AddToScheme, v1beta1.AddToScheme} {
 		if err := add(scheme); err != nil {
 			t.Fatal(err)
 		}
@@ -97,7 +97,7 @@ func install(t *testing.T, values string) *installation {
 	i.all = objects(t, out)
 	i.kubectl("", "create", "namespace", namespace)
 	i.kubectl("", "label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
-	// Server-side, since the CRD was there before; the hooks of the uninstallation come when helm would run them.
+	// Server-side, since the CRD was there before; the hooks come when helm would run them.
 	i.kubectl(text(t, slices.DeleteFunc(slices.Clone(i.all), hook)), "apply", "--server-side", "--force-conflicts", "-f", "-")
 	if err := <-built; err != nil {
 		t.Fatal(err)

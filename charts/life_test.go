@@ -17,7 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 )
 
 // The whole life of objects of each source, with the rights that the chart grants and no others: whatever is refused to a ServiceAccount of the
@@ -26,6 +26,7 @@ func TestEverythingWorksWithTheGrantedRightsAndEachOfThemIsUsed(t *testing.T) {
 	l := &life{installation: install(t, installValues)}
 	defer l.checkRefused() // also when something waits in vain for what was refused
 	l.kubectl(people, "apply", "-f", "-")
+	l.step("the CRD", l.definition)
 	l.apply(payroll)
 	// At its first start it lists before it watches, as client-go does with an API server of Kubernetes 1.30; later ones send all in the watch.
 	server, identity := l.startServer("KUBE_FEATURE_WatchListClient=false")
@@ -44,6 +45,7 @@ func TestEverythingWorksWithTheGrantedRightsAndEachOfThemIsUsed(t *testing.T) {
 	l.step("suspend", l.suspend)
 	l.step("new values with an overlap", l.overlap)
 	l.step("deletion", l.deletion)
+	l.step("adoption", l.adoption)
 	l.step("workloads read", l.workloads)
 	former := l.seal("retired", "retired") // for a key that is going to be
 	l.step("sealing keys", func() { l.sealingKeys(former) })
@@ -68,17 +70,44 @@ func TestEverythingWorksWithTheGrantedRightsAndEachOfThemIsUsed(t *testing.T) {
 	}
 }
 
+// hooks applies what the jobs of hooks run with.
+func (l *life) hooks() {
+	var all []unstructured.Unstructured
+	for _, o := range l.all {
+		if hook(o) && o.GetKind() != "Job" && o.GetKind() != "Pod" {
+			all = append(all, o)
+		}
+	}
+	l.kubectl(text(l.t, all), "apply", "-f", "-")
+}
+
+// definition runs the hook before an installation, and the one before an upgrade from a release whose CRD had one version.
+func (l *life) definition() {
+	l.hooks()
+	l.kubectl("", "delete", "crd", crdName)
+	l.kubectl(string(crdBefore(l.t)), "apply", "--server-side", "-f", "-")
+	l.kubectl("", "wait", "--for=condition=Established", "--timeout=60s", "crd/"+crdName)
+	l.kubectl(deprecated(generated("kube-system")), "create", "-f", "-") // which the webhook is not for, which does not run yet
+	if said := l.finish(l.start("Job", "latticekeep-crd")); !strings.Contains(said, "1 rewritten in version v1beta1, 0 failed") || !strings.Contains(said, "stored in version v1beta1 alone") {
+		l.t.Errorf("the hook does not bring the object to the new version:\n%s", said)
+	}
+	l.kubectl("", "delete", "crd", crdName)
+	if said := l.finish(l.start("Job", "latticekeep-crd")); !strings.Contains(said, "applied, schema") {
+		l.t.Errorf("the hook does not bring the CRD:\n%s", said)
+	}
+}
+
 // lost has an object go without its vault entry, which the server finds out when it starts again. It is in a namespace that the webhook is not for,
 // which does not run yet.
 func (l *life) lost(server *pod) *pod {
 	l.kubectl(`
-apiVersion: latticekeep.dev/v1alpha1
+apiVersion: latticekeep.dev/v1beta1
 kind: SealedCredential
 metadata: {namespace: kube-system, name: lost}
 spec: {credentialType: api-key, ttlDays: 30, generate: [{key: token, random: {}}]}
 `, "apply", "-f", "-")
-	l.await("kube-system", "lost", "ready", func(o *v1alpha1.SealedCredential) bool {
-		return meta.IsStatusConditionTrue(o.Status.Conditions, v1alpha1.ConditionReady)
+	l.await("kube-system", "lost", "ready", func(o *v1beta1.SealedCredential) bool {
+		return meta.IsStatusConditionTrue(o.Status.Conditions, v1beta1.ConditionReady)
 	})
 	l.end(server)
 	l.kubectl("", "patch", "sealedcredential", "lost", "--namespace", "kube-system", "--type=merge", "-p", `{"metadata":{"finalizers":null}}`)
@@ -97,7 +126,7 @@ func (l *life) webhookCalled() bool {
 
 // generatedManifest has values of each generator, and one that is composed of them.
 const generatedManifest = `
-apiVersion: latticekeep.dev/v1alpha1
+apiVersion: latticekeep.dev/v1beta1
 kind: SealedCredential
 metadata: {namespace: shop, name: api}
 spec:
@@ -154,7 +183,7 @@ func (l *life) valuesFrom() {
 	l.apply(`---
 {apiVersion: v1, kind: Secret, metadata: {namespace: shop, name: handed, annotations: {latticekeep.dev/import: imported}}, stringData: {password: imported}}
 ---
-apiVersion: latticekeep.dev/v1alpha1
+apiVersion: latticekeep.dev/v1beta1
 kind: SealedCredential
 metadata: {namespace: shop, name: imported}
 spec:
@@ -167,7 +196,7 @@ spec:
 	l.holds("imported-values", "password", "imported")
 	l.awaitGone("handed")
 	l.apply(again + `---
-apiVersion: latticekeep.dev/v1alpha1
+apiVersion: latticekeep.dev/v1beta1
 kind: SealedCredential
 metadata: {namespace: shop, name: again}
 spec: {credentialType: database, ttlDays: 30, valuesFrom: {secretRef: {name: again}, deleteAfterImport: true}}
@@ -188,7 +217,7 @@ func (l *life) hand(wait time.Duration) {
 	o := l.ready("again", 1)
 	age := time.Since(o.Status.ValuesChangedAt.Time) + wait
 	l.patch("again", fmt.Sprintf(`{"spec":{"rotation":{"maxValueAge":"%ds"}}}`, int(age.Seconds())))
-	l.await("shop", "again", "of an age", func(o *v1alpha1.SealedCredential) bool { return stale(o) != nil })
+	l.await("shop", "again", "of an age", func(o *v1beta1.SealedCredential) bool { return stale(o) != nil })
 	l.apply(again)
 	l.dev("", "annotate", "--overwrite", "sealedcredential", "again", "--namespace", "shop", "example.org/look="+wait.String())
 	l.awaitGone("again")
@@ -199,7 +228,7 @@ func (l *life) hand(wait time.Duration) {
 func (l *life) handed() {
 	for wait := 20 * time.Second; ; wait *= 2 {
 		late := false
-		o := new(v1alpha1.SealedCredential)
+		o := new(v1beta1.SealedCredential)
 		l.awaitThat(func() string { return fmt.Sprintf("nobody looked: %+v", o.Status) }, func() bool {
 			l.get("shop", "again", o)
 			late = stale(o).Status == metav1.ConditionTrue && l.secretThere("shop", "again")
@@ -212,8 +241,8 @@ func (l *life) handed() {
 	}
 }
 
-func stale(o *v1alpha1.SealedCredential) *metav1.Condition {
-	return meta.FindStatusCondition(o.Status.Conditions, v1alpha1.ConditionValuesStale)
+func stale(o *v1beta1.SealedCredential) *metav1.Condition {
+	return meta.FindStatusCondition(o.Status.Conditions, v1beta1.ConditionValuesStale)
 }
 
 // targets has a Secret adopted, and made right again after somebody changed it.
@@ -235,8 +264,8 @@ func (l *life) targets() {
 
 func (l *life) suspend() {
 	l.patch("legacy", `{"spec":{"suspend":true,"rotation":{"trigger":"now"}}}`)
-	l.await("shop", "legacy", "suspended", func(o *v1alpha1.SealedCredential) bool {
-		return meta.FindStatusCondition(o.Status.Conditions, v1alpha1.ConditionReady).Reason == v1alpha1.ReasonSuspended && o.Status.Version == 1
+	l.await("shop", "legacy", "suspended", func(o *v1beta1.SealedCredential) bool {
+		return meta.FindStatusCondition(o.Status.Conditions, v1beta1.ConditionReady).Reason == v1beta1.ReasonSuspended && o.Status.Version == 1
 	})
 	l.patch("legacy", `{"spec":{"suspend":false}}`)
 	l.ready("legacy", 2)
@@ -275,6 +304,35 @@ func (l *life) deletion() {
 	if l.secretThere("shop", "kept") || l.secretThere("shop", "ended") {
 		l.t.Error("a Secret is left over")
 	}
+}
+
+// adoption has a new object go on with the values of a former one. That takes a verb which dev does not have.
+func (l *life) adoption() {
+	const manifest = `
+apiVersion: latticekeep.dev/v1beta1
+kind: SealedCredential
+metadata: {namespace: shop, name: heir}
+spec:
+  credentialType: api-key
+  ttlDays: 30
+  deletionPolicy: Retain
+  generate: [{key: token, random: {}}]
+  target: {%s}
+`
+	l.apply(fmt.Sprintf(manifest, ""))
+	entry, token := l.ready("heir", 1).Status.CredentialID, l.secret("shop", "heir")["token"]
+	l.dev("", "delete", "--timeout=60s", "--namespace", "shop", "sealedcredential", "heir")
+	changed := fmt.Sprintf(manifest, "labels: {app: web}")
+	l.apply(changed)
+	l.stalled("shop", "heir", v1beta1.ReasonFormerValues)
+	changed += fmt.Sprintf("  adoptFrom: {credentialID: %s}\n", entry)
+	out, err := l.as(changed, "apply", "-f", "-")
+	check(l.t, "adoptFrom without the verb", out, err, "the verb adopt")
+	l.kubectl(changed, "apply", "-f", "-")
+	if got := l.ready("heir", 1).Status.CredentialID; got != entry {
+		l.t.Errorf("it goes on with %s, want %s", got, entry)
+	}
+	l.holds("heir", "token", token)
 }
 
 // workloads read by name with the token of their pod, as far as the cluster's RBAC lets them.
@@ -333,8 +391,8 @@ func (l *life) sealingKeys(base *unstructured.Unstructured) {
 		file := filepath.Join(l.dir, "git", name+".yaml")
 		l.latticekeep("reseal", file, "--url", l.url, "--api-key-file", key)
 		l.dev("", "apply", "-f", file)
-		l.await("shop", name, "sealed for the new key", func(o *v1alpha1.SealedCredential) bool {
-			return o.Status.SealingKeyID != old && meta.IsStatusConditionTrue(o.Status.Conditions, v1alpha1.ConditionReady)
+		l.await("shop", name, "sealed for the new key", func(o *v1beta1.SealedCredential) bool {
+			return o.Status.SealingKeyID != old && meta.IsStatusConditionTrue(o.Status.Conditions, v1beta1.ConditionReady)
 		})
 	}
 	l.holds("db", "password", "second")
@@ -343,7 +401,7 @@ func (l *life) sealingKeys(base *unstructured.Unstructured) {
 
 // restarted waits until the workloads of each kind have been restarted for the values of now.
 func (l *life) restarted() {
-	o := new(v1alpha1.SealedCredential)
+	o := new(v1beta1.SealedCredential)
 	l.get("shop", "api", o)
 	want := "api=" + o.Status.ValuesChangedAt.UTC().Format("2006-01-02T15:04:05Z")
 	deployment, set, daemons := new(appsv1.Deployment), new(appsv1.StatefulSet), new(appsv1.DaemonSet)
@@ -362,19 +420,16 @@ func (l *life) restarted() {
 
 // uninstall runs the hook, as helm and the cluster would: the StatefulSet has one pod until its replicas are none.
 func (l *life) uninstall(server *pod) {
-	var hooks, configuration []unstructured.Unstructured
+	var configuration []unstructured.Unstructured
 	for _, o := range l.all {
-		switch {
-		case o.GetKind() == "ValidatingWebhookConfiguration":
+		if o.GetKind() == "ValidatingWebhookConfiguration" {
 			configuration = append(configuration, o)
-		case hook(o) && o.GetKind() != "Job" && o.GetKind() != "Pod":
-			hooks = append(hooks, o)
 		}
 	}
 	pods := func(n string) {
 		l.kubectl("", "patch", "statefulset", "latticekeep", "--namespace", namespace, "--subresource=status", "--type=merge", "-p", `{"status":{"replicas":`+n+`}}`)
 	}
-	l.kubectl(text(l.t, append(configuration, hooks...)), "apply", "-f", "-")
+	l.kubectl(text(l.t, configuration), "apply", "-f", "-")
 	pods("1")
 	job := l.start("Job", "latticekeep-uninstall")
 	l.kubectl("", "wait", "--for=jsonpath={.spec.replicas}=0", "--timeout=2m", "statefulset/latticekeep", "--namespace", namespace)

@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 )
 
 // A life is an installation with people who use it.
@@ -126,11 +126,11 @@ func (l *life) applyObject(o *unstructured.Unstructured) {
 }
 
 // await waits until an object is as it should be.
-func (l *life) await(ns, name, what string, is func(*v1alpha1.SealedCredential) bool) *v1alpha1.SealedCredential {
+func (l *life) await(ns, name, what string, is func(*v1beta1.SealedCredential) bool) *v1beta1.SealedCredential {
 	l.t.Helper()
-	o := new(v1alpha1.SealedCredential)
+	o := new(v1beta1.SealedCredential)
 	l.awaitThat(func() string { return fmt.Sprintf("%s/%s is not %s: %+v", ns, name, what, o.Status) }, func() bool {
-		o = new(v1alpha1.SealedCredential)
+		o = new(v1beta1.SealedCredential)
 		l.get(ns, name, o)
 		return o.Status.ObservedGeneration == o.Generation && is(o)
 	})
@@ -138,19 +138,19 @@ func (l *life) await(ns, name, what string, is func(*v1alpha1.SealedCredential) 
 }
 
 // ready waits until an object of shop serves that version, and its target holds it.
-func (l *life) ready(name string, version int64) *v1alpha1.SealedCredential {
+func (l *life) ready(name string, version int64) *v1beta1.SealedCredential {
 	l.t.Helper()
-	return l.await("shop", name, fmt.Sprintf("ready with version %d", version), func(o *v1alpha1.SealedCredential) bool {
-		synced := o.Spec.Target == nil || meta.IsStatusConditionTrue(o.Status.Conditions, v1alpha1.ConditionTargetSynced)
-		return o.Status.Version == version && synced && meta.IsStatusConditionTrue(o.Status.Conditions, v1alpha1.ConditionReady)
+	return l.await("shop", name, fmt.Sprintf("ready with version %d", version), func(o *v1beta1.SealedCredential) bool {
+		synced := o.Spec.Target == nil || meta.IsStatusConditionTrue(o.Status.Conditions, v1beta1.ConditionTargetSynced)
+		return o.Status.Version == version && synced && meta.IsStatusConditionTrue(o.Status.Conditions, v1beta1.ConditionReady)
 	})
 }
 
 // stalled waits until an object is refused for a reason.
-func (l *life) stalled(ns, name, reason string) *v1alpha1.SealedCredential {
+func (l *life) stalled(ns, name, reason string) *v1beta1.SealedCredential {
 	l.t.Helper()
-	return l.await(ns, name, "Stalled with reason "+reason, func(o *v1alpha1.SealedCredential) bool {
-		c := meta.FindStatusCondition(o.Status.Conditions, v1alpha1.ConditionStalled)
+	return l.await(ns, name, "Stalled with reason "+reason, func(o *v1beta1.SealedCredential) bool {
+		c := meta.FindStatusCondition(o.Status.Conditions, v1beta1.ConditionStalled)
 		return c != nil && c.Reason == reason
 	})
 }

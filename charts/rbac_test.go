@@ -45,12 +45,12 @@ func (g grant) String() string {
 	return fmt.Sprintf("%s, %s: %s%s: %s", g.subject, where, strings.Join(resources, " "), names, strings.Join(slices.Sorted(slices.Values(g.rule.Verbs)), " "))
 }
 
-// grants returns every rule that a rendering gives to somebody. A role that nobody has is an error, unless config/restart binds it or only
-// several replicas need it, which config/ does not have.
+// grants returns every rule that a rendering gives to somebody. A role that nobody has is an error, unless config/restart binds it, only
+// several replicas need it, which config/ does not have, or people bind it.
 func grants(t *testing.T, all []unstructured.Unstructured) (list []grant) {
 	t.Helper()
 	roles := make(map[string][]rbacv1.PolicyRule)
-	bound := map[string]bool{"ClusterRole//latticekeep-restart": true, "Role/" + namespace + "/latticekeep-election": true}
+	bound := map[string]bool{"ClusterRole//latticekeep-restart": true, "ClusterRole//latticekeep-reader": true, "Role/" + namespace + "/latticekeep-election": true}
 	for _, o := range all {
 		switch o.GetKind() {
 		case "ClusterRole", "Role":
@@ -135,6 +135,12 @@ func TestRBACIsPinned(t *testing.T) {
 			text.WriteString(line + "\n")
 		}
 	}
+	text.WriteString("\n# With config.kubernetes.watchSecrets={shop} also:\n")
+	for _, line := range lines(grants(t, rendered(t, "--set", "config.kubernetes.watchSecrets={shop}"))) {
+		if !slices.Contains(plain, line) {
+			text.WriteString(line + "\n")
+		}
+	}
 	text.WriteString("\n# With config.store.url also:\n")
 	for _, line := range lines(grants(t, rendered(t, "--values", "latticekeep/ci/postgres-values.yaml"))) {
 		if !slices.Contains(plain, line) {
@@ -161,7 +167,7 @@ func TestOnlyWhoMakesTheCertificateMayTouchTheWebhook(t *testing.T) {
 	for set, want := range map[string]bool{"replicas=1": true, "webhook.enabled=false": false, "certManager.enabled=true": false} {
 		may := false
 		for _, g := range grants(t, rendered(t, "--set", set)) {
-			may = may || g.subject == "latticekeep" && slices.Contains(g.rule.APIGroups, "admissionregistration.k8s.io")
+			may = may || g.subject == "latticekeep" && slices.Contains(g.rule.Resources, "validatingwebhookconfigurations")
 		}
 		if may != want {
 			t.Errorf("with %s the operator may write webhook configurations: %v", set, may)
@@ -186,7 +192,7 @@ func TestOnlyWhoKeepsTheAnchorThereMayWriteIt(t *testing.T) {
 func TestConfigGrantsWhatTheChartGrants(t *testing.T) {
 	var chart []grant
 	for _, g := range grants(t, rendered(t)) {
-		if g.subject != "latticekeep-uninstall" {
+		if g.subject != "latticekeep-uninstall" && g.subject != "latticekeep-crd" {
 			chart = append(chart, g)
 		}
 	}
@@ -218,6 +224,8 @@ func TestNothingIsGrantedThatOpensTheCluster(t *testing.T) {
 				t.Errorf("a way to more rights: %s", g)
 			case len(r.NonResourceURLs) > 0:
 				t.Errorf("a path of the API server: %s", g)
+			case g.namespace == "default" && slices.Equal(r.Resources, []string{"secrets"}) && slices.Equal(r.Verbs, []string{"list", "watch"}):
+				// ci/full-values.yaml asks for it, by config.kubernetes.watchSecrets.
 			case on("secrets") && has("list", "watch", "deletecollection") && len(r.ResourceNames) == 0:
 				t.Errorf("reads Secrets without knowing their names: %s", g)
 			case on("serviceaccounts/token"), on("pods/exec"), on("pods"), on("nodes/proxy"):
@@ -228,6 +236,8 @@ func TestNothingIsGrantedThatOpensTheCluster(t *testing.T) {
 				t.Errorf("others' webhooks: %s", g)
 			case slices.Contains(r.APIGroups, "admissionregistration.k8s.io") && has("create"):
 				t.Errorf("webhooks of its own making: %s", g)
+			case strings.HasPrefix(g.subject, "people") && has("unseal", "adopt", "check"):
+				t.Errorf("what editing a namespace does not include: %s", g)
 			case g.subject == "latticekeep-webhook" && (!slices.Equal(r.Verbs, []string{"check"}) || !slices.Equal(r.Resources, []string{"sealedcredentials"})):
 				t.Errorf("the webhook, which anything in the cluster can reach, may do more than ask: %s", g)
 			}
@@ -236,7 +246,7 @@ func TestNothingIsGrantedThatOpensTheCluster(t *testing.T) {
 }
 
 // The pods that need nothing of the API server have no token for it.
-func TestOnlyServerAndUninstallHaveATokenForTheAPIServer(t *testing.T) {
+func TestOnlyServerAndJobsHaveATokenForTheAPIServer(t *testing.T) {
 	everyRendering(t, func(t *testing.T, all []unstructured.Unstructured) {
 		for _, o := range all {
 			path := []string{"spec", "template", "spec"}
@@ -254,4 +264,45 @@ func TestOnlyServerAndUninstallHaveATokenForTheAPIServer(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Nobody gets a verb with which values are read, or another's values are taken over, by being able to view or edit a namespace. A role for
+// reading is there to be bound.
+func TestPeopleAndReadersMayDoOnlyWhatTheirRolesSay(t *testing.T) {
+	c := applied(t)
+	for user, role := range map[string]string{"viewer": "latticekeep-view", "editor": "latticekeep-edit", "orders": "latticekeep-reader"} {
+		must(t, c, "", "create", "rolebinding", user, "--namespace", "shop", "--clusterrole="+role, "--user="+user)
+	}
+	may := map[string][]string{
+		"viewer": {"get", "list", "watch"}, "editor": {"create", "update", "patch", "delete", "deletecollection"}, "orders": {"unseal"},
+	}
+	for user, verbs := range may {
+		for _, verb := range []string{"get", "list", "watch", "create", "update", "patch", "delete", "deletecollection", "unseal", "adopt", "check", "reseal", "*"} {
+			for _, ns := range []string{"shop", "platform"} {
+				out, err := kubectl(t, c, "", "auth", "can-i", verb, "sealedcredentials.latticekeep.dev", "--as="+user, "--namespace", ns)
+				if want := ns == "shop" && slices.Contains(verbs, verb); (err == nil) != want {
+					t.Errorf("may %s %s in %s: %v %s", user, verb, ns, err, out)
+				}
+			}
+		}
+	}
+}
+
+// Without aggregation the roles are there, and nobody has them.
+func TestRolesForPeopleNeedNotBeAggregated(t *testing.T) {
+	names := make(map[string]bool)
+	for _, o := range rendered(t, "--set", "rbac.aggregate=false") {
+		if o.GetKind() != "ClusterRole" {
+			continue
+		}
+		names[o.GetName()] = true
+		for label := range o.GetLabels() {
+			if strings.HasPrefix(label, "rbac.authorization.k8s.io/") {
+				t.Errorf("%s has %s", o.GetName(), label)
+			}
+		}
+	}
+	if !names["latticekeep-view"] || !names["latticekeep-edit"] || !names["latticekeep-reader"] {
+		t.Errorf("the roles are %v", names)
+	}
 }

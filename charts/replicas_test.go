@@ -10,7 +10,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/meta"
 
-	"github.com/latticekeep/latticekeep/api/v1alpha1"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/internal/kms"
 	"github.com/latticekeep/latticekeep/test/pgtest"
 	"github.com/latticekeep/latticekeep/test/s3test"
@@ -78,13 +78,13 @@ config:
 func (l *life) made(name string) {
 	l.t.Helper()
 	l.kubectl(fmt.Sprintf(`
-apiVersion: latticekeep.dev/v1alpha1
+apiVersion: latticekeep.dev/v1beta1
 kind: SealedCredential
 metadata: {namespace: shop, name: %s}
 spec: {credentialType: api-key, ttlDays: 30, generate: [{key: token, random: {}}]}
 `, name), "apply", "-f", "-")
-	l.await("shop", name, "ready", func(o *v1alpha1.SealedCredential) bool {
-		return meta.IsStatusConditionTrue(o.Status.Conditions, v1alpha1.ConditionReady)
+	l.await("shop", name, "ready", func(o *v1beta1.SealedCredential) bool {
+		return meta.IsStatusConditionTrue(o.Status.Conditions, v1beta1.ConditionReady)
 	})
 }
 

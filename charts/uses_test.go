@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"os"
 	"slices"
 	"strings"
@@ -71,6 +72,10 @@ func (i *installation) uses() map[use]bool {
 			u.resource, u.namespace, u.name = qualified(r.Resource, r.Subresource, r.APIGroup), r.Namespace, r.Name
 		}
 		all[u] = true
+		if u.verb == "patch" && e.ResponseStatus.Code == http.StatusCreated { // server-side apply needs both rights
+			u.verb = "create"
+			all[u] = true
+		}
 		if asked, is := e.ResponseObject.Spec, e.ResponseObject.Status.Allowed; asked.User != "" && is {
 			if account, ours := strings.CutPrefix(asked.User, serviceAccount); ours {
 				r := asked.ResourceAttributes

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Keeps one source of what the chart and config/ share: copies the CRD and the roles into the chart, and renders the chart's objects, with its
-# defaults, into config/. BIN is where the compiled tools are.
+# Keeps one source of what the chart and config/ share: copies the roles into the chart, and renders the chart's objects, with its
+# defaults, into config/. It puts the paragraphs of the CRD's texts on one line each. BIN is where the compiled tools are.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 chart=charts/latticekeep
-cp config/crd/bases/latticekeep.dev_sealedcredentials.yaml $chart/files/crd.yaml
+go run -trimpath ./hack/crd config/crd/bases/*.yaml
 cp config/rbac/role.yaml $chart/files/role.yaml
 
 # render FILE TEMPLATE…: without what only Helm keeps current.

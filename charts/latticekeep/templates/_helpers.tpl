@@ -1,15 +1,48 @@
-{{- /* Labels of every object; .component is of objects that belong to one program. Call with (list $ "server"). */}}
-{{- define "latticekeep.labels" -}}
+{{- /* Labels and annotations of an object: (list $ component annotations labels). The component is empty for objects of all programs. Annotations
+and labels are the object's own, and may be left out. */}}
+{{- define "latticekeep.metadata" -}}
 {{- $ := index . 0 -}}
-{{- with index . 1 -}}
-{{- include "latticekeep.selector" . }}
-{{- else -}}
-app.kubernetes.io/name: latticekeep
+{{- $annotations := dict -}}
+{{- $labels := dict -}}
+{{- if gt (len .) 2 }}{{ $annotations = index . 2 | default dict }}{{ end -}}
+{{- if gt (len .) 3 }}{{ $labels = index . 3 | default dict }}{{ end -}}
+labels:
+{{- with index . 1 }}
+  {{- include "latticekeep.selector" . | nindent 2 }}
+{{- else }}
+  app.kubernetes.io/name: latticekeep
 {{- end }}
-app.kubernetes.io/instance: {{ $.Release.Name }}
-app.kubernetes.io/version: {{ $.Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ $.Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" $.Chart.Name $.Chart.Version | replace "+" "_" }}
+  app.kubernetes.io/instance: {{ $.Release.Name }}
+  app.kubernetes.io/version: {{ $.Chart.AppVersion | quote }}
+  app.kubernetes.io/managed-by: {{ $.Release.Service }}
+  helm.sh/chart: {{ printf "%s-%s" $.Chart.Name $.Chart.Version | replace "+" "_" }}
+  {{- with merge dict $labels ($.Values.commonLabels | default dict) }}{{ toYaml . | nindent 2 }}{{ end }}
+{{- with merge dict $annotations ($.Values.commonAnnotations | default dict) }}
+annotations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- /* Labels and annotations of a pod: (list $ component annotations). Pods of hooks and tests have podLabels and podAnnotations of the server. */}}
+{{- define "latticekeep.podMetadata" -}}
+{{- $ := index . 0 -}}
+{{- $component := index . 1 -}}
+{{- $annotations := dict -}}
+{{- if gt (len .) 2 }}{{ $annotations = index . 2 }}{{ end -}}
+{{- with ternary $.Values.webhook $.Values.server (eq $component "webhook") -}}
+{{- include "latticekeep.metadata" (list $ $component (merge dict $annotations (.podAnnotations | default dict)) .podLabels) -}}
+{{- end -}}
+{{- end }}
+
+{{- /* The name of the ServiceAccount of (list $ component), server or webhook. */}}
+{{- define "latticekeep.serviceAccount" -}}
+{{- $component := index . 1 -}}
+{{- with index . 0 -}}
+{{- if eq $component "webhook" -}}
+{{ .Values.webhook.serviceAccount.name | default "latticekeep-webhook" }}
+{{- else -}}
+{{ .Values.server.serviceAccount.name | default "latticekeep" }}
+{{- end -}}
+{{- end -}}
 {{- end }}
 
 {{- /* Labels that select the pods of a component, which is the argument. They never change: selectors are immutable. */}}
@@ -28,7 +61,7 @@ app.kubernetes.io/component: {{ . }}
 {{- end -}}
 {{- end }}
 
-{{- /* What every pod has: the restricted profile of pod security. The volumes of the server belong to its group. */}}
+{{- /* What every pod has. */}}
 {{- define "latticekeep.podSecurity" -}}
 enableServiceLinks: false
 {{- with .Values.image.pullSecrets }}
@@ -37,25 +70,16 @@ imagePullSecrets:
   - name: {{ . }}
   {{- end }}
 {{- end }}
-securityContext:
-  runAsNonRoot: true
-  runAsUser: 65532
-  runAsGroup: 65532
-  fsGroup: 65532
-  fsGroupChangePolicy: OnRootMismatch
-  seccompProfile: {type: RuntimeDefault}
+securityContext: {{- toYaml .Values.podSecurityContext | nindent 2 }}
 {{- end }}
 
 {{- define "latticekeep.container" -}}
 image: {{ include "latticekeep.image" . }}
 imagePullPolicy: {{ .Values.image.pullPolicy }}
-securityContext:
-  allowPrivilegeEscalation: false
-  readOnlyRootFilesystem: true
-  capabilities: {drop: [ALL]}
+securityContext: {{- toYaml .Values.securityContext | nindent 2 }}
 {{- end }}
 
-{{- /* Where a pod runs; the argument is the values of its component. */}}
+{{- /* Where a pod runs, and what it resolves names with; the argument is the values of its component. */}}
 {{- define "latticekeep.scheduling" -}}
 {{- with .priorityClassName }}
 priorityClassName: {{ . }}
@@ -69,6 +93,41 @@ tolerations: {{- toYaml . | nindent 2 }}
 {{- with .affinity }}
 affinity: {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- with .runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
+{{- with .hostNetwork }}
+hostNetwork: true
+{{- end }}
+{{- /* On the node's network a pod would otherwise ask the node's name servers, which know no Services. */}}
+{{- with .dnsPolicy | default (ternary "ClusterFirstWithHostNet" "" (default false .hostNetwork)) }}
+dnsPolicy: {{ . }}
+{{- end }}
+{{- with .dnsConfig }}
+dnsConfig: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .hostAliases }}
+hostAliases: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- /* The constraints by which the pods of (list $ component) spread, unless their affinity says where they run. */}}
+{{- define "latticekeep.spread" -}}
+{{- $component := index . 1 -}}
+{{- with get (index . 0).Values $component -}}
+{{- if or .topologySpreadConstraints (not .affinity) -}}
+topologySpreadConstraints:
+{{- with .topologySpreadConstraints }}
+  {{- toYaml . | nindent 2 }}
+{{- else }}
+  - topologyKey: kubernetes.io/hostname
+    maxSkew: 1
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels: {{- include "latticekeep.selector" $component | nindent 8 }}
+{{- end }}
+{{- end -}}
+{{- end -}}
 {{- end }}
 
 {{- /* The volume of a pod for (list name storage), unless the StatefulSet makes a claim for it. */}}
@@ -167,5 +226,23 @@ egress:
           matchLabels: {{- include "latticekeep.selector" "server" | nindent 12 }}
   {{- with .rules }}{{ toYaml . | nindent 2 }}{{ end }}
 {{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* How the metrics are read; the argument is the values of a monitor. */}}
+{{- define "latticekeep.scrape" -}}
+port: operations
+path: /metrics
+interval: {{ .interval }}
+{{- with .scrapeTimeout }}
+scrapeTimeout: {{ . }}
+{{- end }}
+# A credential's metric names its namespace, which the scrape must not replace by that of the server.
+honorLabels: true
+{{- with .relabelings }}
+relabelings: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .metricRelabelings }}
+metricRelabelings: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
