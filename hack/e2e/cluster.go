@@ -71,7 +71,7 @@ func execute(ctx context.Context, args []string, program string) error {
 // strange refuses a cluster that is in use, because this program removes its namespaces afterwards
 // with everything in them.
 func (c *cluster) strange(ctx context.Context) error {
-	out, err := c.run(ctx, "", "kubectl", "get", "namespaces/"+system, "namespaces/"+shop, "crd/sealedcredentials.latticekeep.dev",
+	out, err := c.run(ctx, "", "kubectl", "get", "namespaces/"+system, "namespaces/"+shop, "namespaces/"+archive, "crd/sealedcredentials.latticekeep.dev",
 		"--ignore-not-found", "--output=name")
 	if err != nil {
 		return err
@@ -91,11 +91,13 @@ func (c *cluster) leave() error {
 	// Without the release there is nothing to uninstall. Without the operator nothing removes the
 	// finalizers.
 	_, _ = c.run(ctx, "", "helm", "uninstall", "latticekeep", "--namespace", system, "--wait")
-	objects, _ := c.run(ctx, "", "kubectl", "get", "sealedcredentials", "--namespace", shop, "--output=name")
-	for _, object := range strings.Fields(objects) {
-		_, _ = c.run(ctx, "", "kubectl", "patch", object, "--namespace", shop, "--type=merge", `--patch={"metadata":{"finalizers":null}}`)
+	for _, namespace := range []string{shop, archive} {
+		objects, _ := c.run(ctx, "", "kubectl", "get", "sealedcredentials", "--namespace", namespace, "--output=name")
+		for _, object := range strings.Fields(objects) {
+			_, _ = c.run(ctx, "", "kubectl", "patch", object, "--namespace", namespace, "--type=merge", `--patch={"metadata":{"finalizers":null}}`)
+		}
 	}
-	_, err := c.run(ctx, "", "kubectl", "delete", "namespaces/"+shop, "namespaces/"+system, "crd/sealedcredentials.latticekeep.dev", "--ignore-not-found")
+	_, err := c.run(ctx, "", "kubectl", "delete", "namespaces/"+shop, "namespaces/"+archive, "namespaces/"+system, "crd/sealedcredentials.latticekeep.dev", "--ignore-not-found")
 	return err
 }
 

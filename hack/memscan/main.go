@@ -139,7 +139,6 @@ func (s *server) decrypt(ctx context.Context, canary string) error {
 	if err != nil {
 		return err
 	}
-	delete(sealed, "success")
 	answer, err := s.call(ctx, http.MethodPost, "/api/v2/encryption/decrypt", sealed)
 	if err == nil && answer["data"] != canary {
 		err = errors.New("the value is not in the answer")

@@ -96,10 +96,17 @@ func customResource() (string, error) {
 		return "", err
 	}
 	var b strings.Builder
-	b.WriteString("`apiVersion: latticekeep.dev/v1alpha1`, `kind: SealedCredential`, short name `" +
-		strings.Join(crd.at("spec", "names", "shortNames").list(), "`, `") + "`.\n" +
+	var stored node
+	for _, version := range crd.at("spec", "versions").Content {
+		if (node{version}).at("storage").text() == "true" {
+			stored = node{version}
+		}
+	}
+	schema := stored.at("schema", "openAPIV3Schema")
+	b.WriteString("`apiVersion: latticekeep.dev/" + stored.at("name").text() + "`, `kind: SealedCredential`, short name `" +
+		strings.Join(crd.at("spec", "names", "shortNames").list(), "`, `") + "`. Version v1alpha1 has the\n" +
+		"same fields, is deprecated and still accepted.\n" +
 		"[Seal for git](../guides/sealing-for-git.md) shows how to use it, and [Status](status.md) explains conditions and events.\n")
-	schema := node{crd.at("spec", "versions").Content[0]}.at("schema", "openAPIV3Schema")
 	for _, part := range []string{"spec", "status"} {
 		b.WriteString("\n## " + part + "\n\n| field | type | what it is |\n| --- | --- | --- |\n")
 		fields(&b, part, schema.at("properties", part))

@@ -27,7 +27,7 @@ func TestOperatorHasLeastPrivilege(t *testing.T) {
 		{false, "list secrets --all-namespaces"},
 		{false, "watch secrets --namespace=latticekeep-system"},
 		{true, "get secrets --namespace=default"}, // one at a time, by name
-		{false, "patch secrets --namespace=default"},
+		{true, "patch secrets --namespace=default"},
 		{false, "create sealedcredentials.latticekeep.dev --namespace=default"},
 		{false, "delete sealedcredentials.latticekeep.dev --namespace=default"},
 		{false, "patch configmaps/other --namespace=latticekeep-system"},
