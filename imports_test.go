@@ -25,12 +25,12 @@ const module = "github.com/latticekeep/latticekeep"
 //   - only main and hack/reference import internal/cli, and only internal/cli and the tests of others import internal/app.
 var ours = map[string]string{
 	".": "internal/cli",
-	"internal/cli": "api/v1alpha1 controllers internal/app internal/config internal/buildinfo internal/cli/admin internal/cli/auditlog internal/cli/command " +
+	"internal/cli": "api/v1beta1 config/crd controllers internal/app internal/config internal/buildinfo internal/cli/admin internal/cli/auditlog internal/cli/command " +
 		"internal/cli/score internal/cli/seal internal/cli/transfer internal/dumps internal/store/format",
 	"internal/cli/admin":    "internal/cli/command api/client api/openapi/v2",
 	"internal/cli/auditlog": "internal/cli/command api/client api/openapi/v2 internal/doctor internal/export internal/offline internal/progress internal/audit internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/keyring internal/objects internal/state internal/store internal/fault",
 	"internal/cli/score":    "internal/cli/command api/client api/openapi/v2 internal/export internal/durable internal/compliance internal/audit internal/audit/verify internal/keyring internal/dualsig",
-	"internal/cli/seal": "internal/cli/command api/client api/openapi/v2 api/v1alpha1 internal/config internal/durable internal/sealing internal/sealedsecrets internal/envelope " +
+	"internal/cli/seal": "internal/cli/command api/client api/openapi/v2 api/v1alpha1 api/v1beta1 internal/config internal/durable internal/sealing internal/sealedsecrets internal/envelope " +
 		"internal/secret",
 	"internal/cli/transfer": "internal/cli/command api/openapi/v2 internal/offline internal/durable internal/download internal/progress internal/buildinfo internal/backup internal/audit internal/audit/verify " +
 		"internal/keyring internal/store internal/store/bolt internal/store/format internal/fault",
@@ -41,7 +41,7 @@ var ours = map[string]string{
 		"internal/identity/tokenreview internal/mail internal/sealingkey internal/custody internal/backup internal/keyring internal/audit internal/audit/guard internal/audit/keeper internal/audit/reader internal/audit/verify internal/audit/writer internal/authz " +
 		"internal/compliance internal/compliance/assessor internal/compliance/report internal/objects internal/otlp internal/clock internal/quota internal/durable " +
 		"internal/sealing internal/kms internal/state internal/state/watch internal/store internal/store/bolt internal/store/format internal/store/postgres internal/fault",
-	"internal/config":  "api/v1alpha1 controllers internal/sealing internal/mail internal/keyring internal/backup internal/audit internal/audit/writer internal/authz",
+	"internal/config":  "api/v1beta1 controllers internal/sealing internal/mail internal/keyring internal/backup internal/audit internal/audit/writer internal/authz",
 	"internal/offline": "internal/vault internal/identity internal/keyring internal/kms internal/audit internal/audit/verify internal/store internal/store/bolt internal/store/format internal/store/postgres internal/fault",
 	"internal/doctor": "internal/vault internal/vault/record internal/identity internal/transit internal/keyring internal/state internal/audit internal/audit/verify internal/audit/writer internal/authz " +
 		"internal/store internal/fault",
@@ -54,31 +54,34 @@ var ours = map[string]string{
 	"server": "api/openapi server/dashboard server/docs server/gate server/v1 server/v2 internal/vault internal/transit internal/identity internal/sealingkey internal/custody internal/keyring " +
 		"internal/compliance internal/compliance/assessor internal/backup internal/quota internal/audit internal/authz internal/store internal/store/format internal/fault",
 	"server/v1": "api/openapi api/openapi/v1 server/gate internal/transit internal/audit internal/audit/reader internal/authz internal/fault internal/secret",
-	"server/v2": "api/openapi api/openapi/v2 api/v1alpha1 server/gate internal/vault internal/transit internal/identity internal/sealingkey internal/custody internal/sealing internal/keyring " +
+	"server/v2": "api/openapi api/openapi/v2 api/v1beta1 server/gate internal/vault internal/transit internal/identity internal/sealingkey internal/custody internal/sealing internal/keyring " +
 		"internal/compliance internal/compliance/assessor internal/backup internal/audit internal/audit/guard internal/audit/reader internal/audit/writer internal/authz internal/fair internal/fault internal/secret",
 	"server/asset":     "",
 	"server/dashboard": "server/asset",
 	"server/gate":      "internal/state internal/identity internal/audit internal/audit/guard internal/authz internal/quota internal/fault internal/secret",
 	"server/docs":      "server/asset",
-	"controllers": "api/v1alpha1 controllers/cluster controllers/credential controllers/requeue controllers/restart " +
+	"controllers": "api/v1beta1 controllers/cluster controllers/credential controllers/requeue controllers/restart " +
 		"internal/authz internal/fault internal/identity internal/keyring internal/sealing internal/vault",
-	"controllers/credential": "api/v1alpha1 controllers/requeue internal/authz internal/compose internal/envelope " +
+	"controllers/credential": "api/v1beta1 controllers/requeue internal/authz internal/compose internal/envelope " +
 		"internal/fault internal/generate internal/identity internal/keyring internal/sealing internal/secret internal/vault",
-	"controllers/cluster":   "api/v1alpha1 controllers/requeue internal/fault internal/keyring internal/sealing",
-	"controllers/restart":   "api/v1alpha1 controllers/requeue",
+	"controllers/cluster":   "api/v1beta1 controllers/requeue internal/fault internal/keyring internal/sealing",
+	"controllers/restart":   "api/v1beta1 controllers/requeue",
 	"controllers/requeue":   "",
-	"controllers/admission": "api/v1alpha1 api/client api/openapi/v2 internal/quota internal/sealing internal/fair internal/fault",
+	"controllers/admission": "api/v1alpha1 api/v1beta1 api/client api/openapi/v2 internal/quota internal/sealing internal/fair internal/fault",
 
 	"api/openapi":    "",
 	"api/openapi/v1": "",
 	"api/openapi/v2": "",
 	"api/client":     "api/openapi/v1 api/openapi/v2",
-	"api/v1alpha1":   "",
+	"api/v1beta1":    "",
+	"api/v1alpha1":   "api/v1beta1",
+	"config/crd":     "",
 
-	"internal/vault":                "internal/vault/mac internal/vault/record internal/keyring internal/audit internal/audit/chain internal/audit/guard internal/audit/verify internal/authz internal/state internal/store internal/frame internal/fault internal/secret",
+	"internal/vault":                "internal/vault/idempotency internal/vault/mac internal/vault/record internal/keyring internal/audit internal/audit/chain internal/audit/guard internal/audit/verify internal/authz internal/state internal/store internal/frame internal/fault internal/secret",
+	"internal/vault/idempotency":    "internal/vault/mac internal/vault/record internal/authz internal/store internal/frame internal/fault internal/secret",
 	"internal/vault/mac":            "internal/vault/record internal/keyring internal/store internal/frame",
 	"internal/vault/record":         "internal/keyring internal/authz internal/envelope internal/dualsig internal/store internal/frame internal/fault internal/secret",
-	"internal/sealingkey":           "api/v1alpha1 internal/keyring internal/audit internal/audit/guard internal/audit/reader internal/authz internal/sealing internal/envelope internal/store internal/fault internal/secret",
+	"internal/sealingkey":           "api/v1beta1 internal/keyring internal/audit internal/audit/guard internal/audit/reader internal/authz internal/sealing internal/envelope internal/store internal/fault internal/secret",
 	"internal/identity/tokenreview": "internal/identity internal/fault",
 	"internal/custody":              "internal/keyring internal/kms internal/audit internal/audit/guard internal/authz internal/store internal/fault",
 	"internal/transit":              "internal/keyring internal/audit internal/audit/guard internal/authz internal/envelope internal/dualsig internal/state internal/store internal/frame internal/fault internal/secret",
@@ -106,12 +109,12 @@ var ours = map[string]string{
 	"internal/compliance/report":   "internal/compliance internal/audit internal/dualsig internal/authz internal/fault",
 	"internal/objects":             "internal/google internal/durable internal/fault",
 	"internal/otlp":                "",
-	"internal/sealing":             "api/v1alpha1 internal/generate internal/compose internal/envelope internal/dualsig internal/frame internal/fault internal/secret",
+	"internal/sealing":             "api/v1beta1 internal/generate internal/compose internal/envelope internal/dualsig internal/frame internal/fault internal/secret",
 
 	"internal/backup":        "internal/dualsig internal/store internal/frame internal/fault",
 	"internal/generate":      "internal/dualsig internal/fault internal/secret",
 	"internal/compose":       "internal/fault internal/secret",
-	"internal/sealedsecrets": "api/v1alpha1 internal/secret",
+	"internal/sealedsecrets": "api/v1beta1 internal/secret",
 
 	"internal/fair":                   "",
 	"internal/quota":                  "internal/clock internal/store internal/fault",
@@ -124,7 +127,7 @@ var ours = map[string]string{
 	"internal/state/watch":            "internal/state internal/audit internal/audit/reader internal/audit/writer internal/authz internal/store internal/store/format internal/fault",
 	"internal/state":                  "internal/audit internal/store internal/frame internal/fault",
 	"internal/store":                  "",
-	"internal/store/bolt":             "internal/store internal/store/format internal/fault",
+	"internal/store/bolt":             "internal/store internal/store/format internal/durable internal/fault",
 	"internal/store/postgres":         "internal/store internal/store/format internal/store/postgres/address internal/fault",
 	"internal/store/postgres/address": "",
 	"internal/store/format":           "internal/store internal/buildinfo internal/fault",
@@ -154,6 +157,7 @@ var ours = map[string]string{
 	"test/upgrade/make": "api/client api/openapi/v1 api/openapi/v2 test/kubetest test/upgrade",
 	"hack/bench":        "api/client api/openapi/v1 api/openapi/v2 test/pgtest test/kmstest test/kubetest internal/envelope internal/dualsig",
 	"hack/cluster":      "test/kubetest",
+	"hack/crd":          "",
 	"hack/gotest":       "",
 	"hack/memscan":      "",
 	"hack/messages":     "",
@@ -186,16 +190,17 @@ var vendors = map[string]string{
 	"sigs.k8s.io/controller-runtime": "controllers internal/app",
 	"k8s.io/client-go":               "controllers internal/app internal/cli internal/identity/tokenreview",
 	"k8s.io/api":                     "controllers internal/app internal/cli internal/identity/tokenreview",
-	"k8s.io/apimachinery":            "api/v1alpha1 controllers internal/app internal/cli internal/config internal/sealing internal/sealedsecrets internal/identity/tokenreview server/v2",
+	"k8s.io/apimachinery":            "api/v1alpha1 api/v1beta1 controllers internal/app internal/cli internal/config internal/sealing internal/sealedsecrets internal/identity/tokenreview server/v2",
 	"github.com/go-logr/logr":        "controllers",
 	"k8s.io/klog/v2":                 "controllers",
-	"sigs.k8s.io/yaml":               "internal/cli internal/sealedsecrets hack/schemas",
+	"sigs.k8s.io/yaml":               "internal/cli internal/sealedsecrets hack/crd hack/schemas",
 
 	"github.com/golang-jwt/jwt/v5":    "internal/identity/token internal/identity/tokenreview",
 	"golang.org/x/crypto":             "internal/identity/password",           // argon2id
 	"golang.org/x/net":                "internal/identity/email internal/app", // international domain names; a bound on connections
 	"golang.org/x/term":               "internal/cli/command",                 // a password that is typed
 	"golang.org/x/text":               "internal/identity/email",              // PRECIS
+	"golang.org/x/time":               "controllers/credential",               // the pace of looks
 	"github.com/wneessen/go-mail":     "internal/mail",
 	"go.yaml.in/yaml/v3":              "internal/config internal/cli/seal internal/compliance hack/reference",
 	"github.com/oapi-codegen/runtime": "api/openapi server",
@@ -221,6 +226,8 @@ var vendors = map[string]string{
 	"github.com/go-json-experiment/json": "internal/audit server",
 	"golang.org/x/sync":                  "internal server/gate",
 	"golang.org/x/sys":                   "internal/clock internal/dumps",
+
+	"sigs.k8s.io/structured-merge-diff/v6": "controllers/credential", // managedFields of Secrets
 
 	"filippo.io/mldsa":                         "tests",
 	"github.com/santhosh-tekuri/jsonschema/v6": "tests",
