@@ -23,7 +23,10 @@
 // fault.Unavailable decides whether to try again.
 package store
 
-import "context"
+import (
+	"context"
+	"time"
+)
 
 // Store is one open database. All methods may be called concurrently.
 //
@@ -79,6 +82,16 @@ type Database interface {
 	// ReplicasRead reports whether all processes that use the database now, this one included, read
 	// the format least (see package format). Error: fault.Unavailable.
 	ReplicasRead(ctx context.Context, least int) (bool, error)
+
+	// Usage returns how much room the rows take. It reads no rows, so it takes the same time for
+	// any number of them. Error: fault.Unavailable.
+	Usage(ctx context.Context) (Usage, error)
+}
+
+// Usage is how much room the rows of a database take, in bytes.
+type Usage struct {
+	Size int64 // size of the file, or of the tables with their indexes
+	Free int64 // part of Size that the next commits use before the database grows; -1: unknown
 }
 
 // MaxKeySize is the length of the longest key in bytes.
@@ -154,3 +167,15 @@ type Tx interface {
 // not run concurrently with itself or with any closure. The rules of Update closures bind it,
 // except that it may read a clock and draw randomness. Its error fails every member of the group.
 type Hook func(tx Tx, events []any) error
+
+// Commit is one attempt to commit a group of Updates, as an [Observer] sees it.
+type Commit struct {
+	Updates int           // members of the group
+	Took    time.Duration // from the group's first closure, or from its wait for the lock, to the outcome
+	Err     error         // nil when the commit is durable
+}
+
+// Observer is called after each attempt to commit, before any member of the group gets its answer.
+// It must return at once and must not call the Store. Groups that changed nothing are not observed,
+// unless the store failed before that was known.
+type Observer func(Commit)

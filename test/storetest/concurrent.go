@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -308,6 +309,49 @@ func hookOnce(t *testing.T, open Open) {
 	must(t, s.Ready(t.Context()))
 	if commits != before || hooks != before {
 		t.Fatalf("nothing was written, and there are %d commits and %d hooks more", commits-before, hooks-before)
+	}
+}
+
+func observed(t *testing.T, open Open) {
+	var seen []store.Commit
+	fails := false
+	boom := errors.New("boom")
+	s := start(t, open, Options{
+		Observer: func(c store.Commit) { seen = append(seen, c) },
+		Commit: func(do func() error) error {
+			if fails {
+				return boom
+			}
+			return do()
+		},
+	})
+	together(t, 16, func(i int) error {
+		return s.Update(context.Background(), func(tx store.Tx) error { return tx.Put(fmt.Appendf(nil, "%d", i), make([]byte, 4096)) })
+	})
+	updates := 0
+	for _, c := range seen {
+		if updates += c.Updates; c.Err != nil || c.Took <= 0 || c.Took > time.Minute {
+			t.Errorf("a commit that succeeded is observed as %+v", c)
+		}
+	}
+	if updates != 16 {
+		t.Fatalf("16 updates are observed as %+v", seen)
+	}
+	before := len(seen)
+	must(t, s.Update(t.Context(), func(tx store.Tx) error { _, err := tx.Get([]byte("0")); return err }))
+	if len(seen) != before {
+		t.Errorf("an update that wrote nothing is observed as %+v", seen[before:])
+	}
+	fails = true
+	err := s.Update(t.Context(), func(tx store.Tx) error { return tx.Put([]byte("0"), nil) })
+	if err == nil || len(seen) != before+1 || !errors.Is(seen[before].Err, boom) {
+		t.Errorf("a commit that failed with %v is observed as %+v", err, seen[before:])
+	}
+	fails = false
+	put(t, s, "again=1") // the store has recovered
+	u, err := s.(store.Database).Usage(t.Context())
+	if err != nil || u.Size < 16*4096 || u.Free > u.Size {
+		t.Errorf("16 rows of 4 KiB take %+v, %v", u, err)
 	}
 }
 

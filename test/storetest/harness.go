@@ -38,9 +38,10 @@ func together(t *testing.T, n int, do func(i int) error) {
 
 // Options are the properties that the suite requires of the store it opens.
 type Options struct {
-	Dir  string           // stores opened one after the other with the same Dir have the same data
-	Hook store.Hook       // may be nil
-	Now  func() time.Time // measures Views and hanging commits; may be nil
+	Dir      string           // stores opened one after the other with the same Dir have the same data
+	Hook     store.Hook       // may be nil
+	Observer store.Observer   // may be nil
+	Now      func() time.Time // measures Views and hanging commits; may be nil
 
 	// Commit, unless nil, replaces each physical commit. do makes the real one. Commit may fail
 	// before or after do, or block.

@@ -43,6 +43,7 @@ func Run(t *testing.T, open Open) {
 		{"AReaderEndsWithItsClosure", readerEnds},
 		{"TheHookJoinsItsCommit", hookJoins},
 		{"TheHookRunsOncePerCommit", hookOnce},
+		{"CommitsAreObserved", observed},
 		{"TheHookFailsTheGroup", hookFails},
 		{"OnCommitIsCalledForWhatIsDurable", onCommit},
 		{"OnCommitIsNotCalledForAClosureThatFails", onCommitOfOthers},

@@ -64,6 +64,7 @@ const (
 // Options are the settings of [Open]; the zero value is ready to use.
 type Options struct {
 	Hook     store.Hook       // nil: no hook
+	Observer store.Observer   // nil: none
 	ReadOnly bool             // share the file with other readers; Update fails, and a file that fails is not reopened
 	Logger   *slog.Logger     // nil: discard
 	Now      func() time.Time // measures Views and hanging commits; nil: time.Now
@@ -209,6 +210,20 @@ func (s *Store) Scrubbed(ctx context.Context) error { return s.scrubber.wait(ctx
 // ReplicasRead implements [store.Database]. Only this process uses the file.
 func (s *Store) ReplicasRead(_ context.Context, least int) (bool, error) {
 	return least <= format.Reads, nil
+}
+
+// Usage implements [store.Database]. It reads the newest meta page and the count of free pages.
+func (s *Store) Usage(context.Context) (store.Usage, error) {
+	f, epoch, err := s.views.enter() // so that the writer does not close the file meanwhile
+	if err != nil {
+		return store.Usage{}, err
+	}
+	defer s.views.leave(epoch)
+	usage, err := f.usage()
+	if err != nil {
+		return store.Usage{}, unavailable(fmt.Errorf("reading the size of the database: %w", err))
+	}
+	return usage, nil
 }
 
 // Commits returns the number of physical commits since Open.

@@ -13,7 +13,7 @@ import (
 
 func TestConformance(t *testing.T) {
 	storetest.Run(t, func(t *testing.T, o storetest.Options) store.Store {
-		opts := Options{Hook: o.Hook, Now: o.Now}
+		opts := Options{Hook: o.Hook, Observer: o.Observer, Now: o.Now}
 		if o.Commit != nil {
 			opts.fault = func(step string, do func() error) error {
 				if step == "commit" {
@@ -70,5 +70,32 @@ func TestAGroupThatNeverEndsGrowingIsCommitted(t *testing.T) {
 	}
 	if g, _ := q.take(); len(g.requests) != most+1 {
 		t.Error(len(g.requests), "were gathered")
+	}
+}
+
+// What a delete frees is used before the file grows again.
+func TestUsageCountsFreePages(t *testing.T) {
+	s := open(t, filepath.Join(t.TempDir(), "db"), Options{})
+	usage := func() store.Usage {
+		t.Helper()
+		u, err := s.Usage(t.Context())
+		must(t, err)
+		if u.Free < 0 || u.Free > u.Size {
+			t.Fatalf("%+v", u)
+		}
+		return u
+	}
+	const size = 8 << 20
+	put(t, s, "large", make([]byte, size))
+	full := usage()
+	must(t, s.Update(t.Context(), func(tx store.Tx) error { return tx.Delete([]byte("large")) }))
+	put(t, s, "small", nil) // a page is free once the commit after is durable
+	empty := usage()
+	if full.Size < size || empty.Free < full.Free+size/2 || empty.Size != full.Size {
+		t.Errorf("with 8 MiB %+v, without %+v", full, empty)
+	}
+	must(t, s.Close())
+	if _, err := s.Usage(t.Context()); err == nil {
+		t.Error("a closed store has a size")
 	}
 }

@@ -18,6 +18,7 @@ import (
 	berrors "go.etcd.io/bbolt/errors"
 
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
 )
 
 // The names of the buckets carry the version of the layout. The bucket of the commit id is so small
@@ -341,35 +342,68 @@ func readMeta(f io.ReaderAt, offset, pageSize int64) (m meta, valid bool) {
 
 // freePages lists the pages that nothing reachable from m uses.
 func (m meta) freePages(f io.ReaderAt) ([]uint64, error) {
-	u64 := binary.NativeEndian.Uint64
-	if m.freelist >= m.high {
-		return nil, fault.Wrap(fault.Internal, damaged, fmt.Errorf("the freelist is on page %d of %d", m.freelist, m.high))
+	count, at, err := m.freelistAt(f)
+	if err != nil {
+		return nil, err
 	}
-	at := int64(m.freelist) * m.pageSize
-	b := make([]byte, pageHeader+8)
-	if _, err := f.ReadAt(b, at); err != nil {
-		return nil, fmt.Errorf("reading freelist: %w", err)
-	}
-	at += pageHeader
-	const freelistFlag, long = 0x10, 0xffff
-	flags, count := binary.NativeEndian.Uint16(b[8:]), uint64(binary.NativeEndian.Uint16(b[10:]))
-	if count == long { // the first element is the count
-		count = u64(b[pageHeader:])
-		at += 8
-	}
-	if flags != freelistFlag || count > m.high {
-		return nil, fault.Wrap(fault.Internal, damaged, fmt.Errorf("freelist has flags %#x and %d pages", flags, count))
-	}
-	b = make([]byte, 8*count)
+	b := make([]byte, 8*count)
 	if _, err := f.ReadAt(b, at); err != nil {
 		return nil, fmt.Errorf("reading freelist: %w", err)
 	}
 	free := make([]uint64, count)
 	for i := range free {
-		free[i] = u64(b[8*i:])
+		free[i] = binary.NativeEndian.Uint64(b[8*i:])
 		if free[i] < 2 || free[i] >= m.high {
 			return nil, fault.Wrap(fault.Internal, damaged, fmt.Errorf("freelist has page %d", free[i]))
 		}
 	}
 	return free, nil
+}
+
+// freelistAt returns the number of free pages, and where in the file their list begins.
+func (m meta) freelistAt(f io.ReaderAt) (count uint64, at int64, err error) {
+	u64 := binary.NativeEndian.Uint64
+	if m.freelist >= m.high {
+		return 0, 0, fault.Wrap(fault.Internal, damaged, fmt.Errorf("the freelist is on page %d of %d", m.freelist, m.high))
+	}
+	at = int64(m.freelist) * m.pageSize
+	b := make([]byte, pageHeader+8)
+	if _, err := f.ReadAt(b, at); err != nil {
+		return 0, 0, fmt.Errorf("reading freelist: %w", err)
+	}
+	at += pageHeader
+	const freelistFlag, long = 0x10, 0xffff
+	flags := binary.NativeEndian.Uint16(b[8:])
+	if count = uint64(binary.NativeEndian.Uint16(b[10:])); count == long { // the first element is the count
+		count = u64(b[pageHeader:])
+		at += 8
+	}
+	if flags != freelistFlag || count > m.high {
+		return 0, 0, fault.Wrap(fault.Internal, damaged, fmt.Errorf("freelist has flags %#x and %d pages", flags, count))
+	}
+	return count, at, nil
+}
+
+// usage returns the size of the file, and how much of it the next commits use before it grows: its
+// free pages and its unused tail. A commit may replace the freelist during the call, so a list that
+// does not fit its meta page is read once more.
+func (f *file) usage() (store.Usage, error) {
+	for retry := true; ; retry = false {
+		info, err := f.Stat()
+		if err != nil {
+			return store.Usage{}, err
+		}
+		m, err := newestMeta(f.File)
+		if err != nil {
+			return store.Usage{}, err
+		}
+		free, _, err := m.freelistAt(f)
+		switch {
+		case err == nil:
+			tail := info.Size() - int64(m.high)*m.pageSize
+			return store.Usage{Size: info.Size(), Free: int64(free)*m.pageSize + tail}, nil
+		case !retry:
+			return store.Usage{}, err
+		}
+	}
 }

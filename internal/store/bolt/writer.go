@@ -12,6 +12,7 @@ import (
 	bbolt "go.etcd.io/bbolt"
 
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
 )
 
 // The pauses between attempts to reopen the file grow from firstRetry to lastRetry.
@@ -81,14 +82,20 @@ func (w *writer) mend() {
 
 func (w *writer) serve(g *group) {
 	defer close(g.done)
+	began := w.opts.Now()
 	g.err = w.runClosures(g)
 	close(g.ran)
+	attempted := g.err != nil
 	switch {
 	case g.tx == nil:
 	case g.err == nil && (g.commit || g.tx.changed()):
+		attempted = true
 		g.err = w.commit(g.tx)
 	default:
 		_ = w.rollback(g.tx.bolt) // nothing was committed, whether or not this succeeds
+	}
+	if attempted && w.opts.Observer != nil {
+		w.opts.Observer(store.Commit{Updates: len(g.requests), Took: w.opts.Now().Sub(began), Err: g.err})
 	}
 }
 

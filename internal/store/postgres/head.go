@@ -11,6 +11,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/format"
+	"github.com/latticekeep/latticekeep/internal/store/postgres/rowcache"
 )
 
 // slots is the number of commits whose ids are kept. At the highest commit rate of PostgreSQL that
@@ -24,7 +25,7 @@ const pause = 50 * time.Millisecond
 // the writer goroutine uses it, except for hangs.
 type head struct {
 	server     *server
-	cache      *cache
+	cache      *rowcache.Cache
 	now        func() time.Time
 	commitWait time.Duration
 
@@ -88,13 +89,13 @@ func (h *head) lock(q *queue, g *group) (*locked, error) {
 	case l.fence == 0:
 		return nil, &failure{errors.New("latticekeep_head has no row"), broken}
 	}
-	if h.cache.at(commitName{l.fence, id}) {
+	if h.cache.At(rowcache.Commit{Fence: l.fence, ID: id}) {
 		h.alone++
 	} else {
 		h.alone = 0
 	}
 	for _, a := range asks {
-		h.cache.put(a.key, a.value)
+		h.cache.Put(a.key, a.value)
 	}
 	q.shut(g)
 	for r := range q.members(g) {
@@ -110,7 +111,7 @@ func (h *head) lock(q *queue, g *group) (*locked, error) {
 		}
 	}
 	for _, a := range asks {
-		h.cache.put(a.key, a.value)
+		h.cache.Put(a.key, a.value)
 	}
 	l.pages = wanted.pages
 	return l, nil
@@ -137,7 +138,7 @@ func (h *head) forget() {
 		h.session.kill()
 		h.session = nil
 	}
-	h.cache.doubt()
+	h.cache.Doubt()
 }
 
 // settle finds out whether a commit without an answer has persisted. It first takes the lock on the
@@ -226,7 +227,7 @@ func (l *locked) get(key []byte) ([]byte, error) {
 	if l.hook != nil {
 		l.hook.key(key)
 	}
-	if value, ok := l.head.cache.get(key); ok {
+	if value, ok := l.head.cache.Get(key); ok {
 		return value, nil
 	}
 	defer l.head.busy()()
@@ -234,7 +235,7 @@ func (l *locked) get(key []byte) ([]byte, error) {
 	if err := l.c.read(l.head.commitWait, nil, []*ask{a}); err != nil {
 		return nil, err
 	}
-	l.head.cache.put(key, a.value)
+	l.head.cache.Put(key, a.value)
 	return a.value, nil
 }
 

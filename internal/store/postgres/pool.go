@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -12,6 +13,8 @@ import (
 type pool struct {
 	server *server
 	slots  chan struct{} // one element for each session in use
+	waits  atomic.Uint64
+	waited atomic.Int64 // nanoseconds
 
 	mu     sync.Mutex
 	idle   []*conn
@@ -21,10 +24,8 @@ type pool struct {
 // get returns a session, within ctx. fresh asks for a new one, because the idle ones may have died
 // together.
 func (p *pool) get(ctx context.Context, fresh bool) (*conn, error) {
-	select {
-	case p.slots <- struct{}{}:
-	case <-ctx.Done():
-		return nil, &failure{ctx.Err(), down}
+	if err := p.take(ctx); err != nil {
+		return nil, err
 	}
 	p.mu.Lock()
 	if fresh {
@@ -75,20 +76,52 @@ func (p *pool) close() {
 	p.drain()
 }
 
-// time returns the time of the server's clock.
-func (p *pool) time(ctx context.Context, fresh bool) (time.Time, error) {
+// ask returns the number that a query answers.
+func (p *pool) ask(ctx context.Context, query string, fresh bool) (int64, error) {
 	c, err := p.get(ctx, fresh)
 	if err != nil {
-		return time.Time{}, err
+		return 0, err
 	}
 	defer p.put(c)
-	r := c.pg.ExecParams(ctx, "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint", nil, nil, nil, nil).Read()
+	r := c.pg.ExecParams(ctx, query, nil, nil, nil, nil).Read()
 	if r.Err != nil {
-		return time.Time{}, r.Err
+		return 0, r.Err
 	}
 	if len(r.Rows) != 1 || len(r.Rows[0]) != 1 {
-		return time.Time{}, errors.New("PostgreSQL does not tell its time")
+		return 0, errors.New("PostgreSQL answers with no number")
 	}
-	micros, err := strconv.ParseInt(string(r.Rows[0][0]), 10, 64)
-	return time.UnixMicro(micros).UTC(), err
+	return strconv.ParseInt(string(r.Rows[0][0]), 10, 64)
+}
+
+// Stats says how the connections that read are used, and how often the server was lost.
+type Stats struct {
+	Limit, Used, Idle int
+	Waits             uint64        // how often a connection was asked for while all were used
+	Waited            time.Duration // by all who waited, together
+	Reachable         bool          // the server was reached at the last attempt
+	Outages           uint64        // how often it was lost
+}
+
+func (p *pool) stats() Stats {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return Stats{Limit: cap(p.slots), Used: len(p.slots), Idle: len(p.idle), Waits: p.waits.Load(), Waited: time.Duration(p.waited.Load())}
+}
+
+// take takes a slot, within ctx.
+func (p *pool) take(ctx context.Context) error {
+	select {
+	case p.slots <- struct{}{}:
+		return nil
+	default:
+	}
+	p.waits.Add(1)
+	began := time.Now()
+	defer func() { p.waited.Add(int64(time.Since(began))) }()
+	select {
+	case p.slots <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return &failure{ctx.Err(), down}
+	}
 }

@@ -74,6 +74,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/format"
 	"github.com/latticekeep/latticekeep/internal/store/postgres/address"
+	"github.com/latticekeep/latticekeep/internal/store/postgres/rowcache"
 )
 
 const commitLimit = 750 * time.Millisecond // a commit that takes longer is hanging
@@ -81,6 +82,7 @@ const commitLimit = 750 * time.Millisecond // a commit that takes longer is hang
 // Options are the settings of [Open]; the zero value is ready to use.
 type Options struct {
 	Hook     store.Hook       // nil: no hook
+	Observer store.Observer   // nil: none
 	ReadOnly bool             // no migration; Update fails
 	Logger   *slog.Logger     // nil: discard
 	Head     []byte           // key that nearly every View reads: it is read with the snapshot; nil: none
@@ -152,7 +154,7 @@ func Open(ctx context.Context, url string, o Options) (*Store, error) {
 		return nil, fmt.Errorf("opening database: %w", err)
 	}
 	readers := &pool{server: srv, slots: make(chan struct{}, max(1, o.Connections-1))} // one connection is the writer's
-	known := &cache{}
+	known := &rowcache.Cache{}
 	s := &Store{
 		opts: o, server: srv, pool: readers,
 		rounds: &rounds{server: srv, pool: readers, head: o.Head},
@@ -160,7 +162,7 @@ func Open(ctx context.Context, url string, o Options) (*Store, error) {
 		writer: &writer{
 			server: srv, queue: &queue{wake: make(chan struct{}, 1)},
 			head: &head{server: srv, cache: known, now: o.Now, commitWait: o.commitWait},
-			hook: o.Hook, fault: o.fault, patience: o.patience, stopped: make(chan struct{}),
+			hook: o.Hook, observer: o.Observer, fault: o.fault, patience: o.patience, stopped: make(chan struct{}),
 		},
 		left: make(chan struct{}), finished: make(chan struct{}),
 	}
@@ -256,23 +258,46 @@ func (s *Store) Ready(ctx context.Context) error {
 // Time returns the time of the server's clock, which all users of the database share. Error:
 // fault.Unavailable.
 func (s *Store) Time(ctx context.Context) (time.Time, error) {
-	if !s.enter() {
-		return time.Time{}, errClosed()
-	}
-	defer s.leave()
-	if s.server.down.Load() {
-		return time.Time{}, errRecovering
-	}
-	ctx, cancel := context.WithTimeout(ctx, commitLimit)
-	defer cancel()
-	now, err := s.pool.time(ctx, false)
-	if err != nil && ctx.Err() == nil { // an idle session may have died
-		now, err = s.pool.time(ctx, true)
-	}
+	micros, err := s.ask(ctx, "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
 	if err != nil {
 		return time.Time{}, fault.Wrap(fault.Unavailable, "the database does not tell its time: retry", fmt.Errorf("reading the server's clock: %w", err))
 	}
-	return now, nil
+	return time.UnixMicro(micros).UTC(), nil
+}
+
+// Usage implements [store.Database]. PostgreSQL knows how much of its tables is free only after it
+// has read them.
+func (s *Store) Usage(ctx context.Context) (store.Usage, error) {
+	size, err := s.ask(ctx, "SELECT pg_total_relation_size('latticekeep_kv')")
+	if err != nil {
+		return store.Usage{}, fault.Wrap(fault.Unavailable, "the database does not tell its size: retry", fmt.Errorf("reading the size of the tables: %w", err))
+	}
+	return store.Usage{Size: size, Free: -1}, nil
+}
+
+// ask returns the number that a query answers. It is refused at once while the server is down.
+func (s *Store) ask(ctx context.Context, query string) (int64, error) {
+	if !s.enter() {
+		return 0, errClosed()
+	}
+	defer s.leave()
+	if s.server.down.Load() {
+		return 0, errRecovering
+	}
+	ctx, cancel := context.WithTimeout(ctx, commitLimit)
+	defer cancel()
+	n, err := s.pool.ask(ctx, query, false)
+	if err != nil && ctx.Err() == nil { // an idle session may have died
+		n, err = s.pool.ask(ctx, query, true)
+	}
+	return n, err
+}
+
+// Stats returns the use of the connections, and how often the server was lost.
+func (s *Store) Stats() Stats {
+	stats := s.pool.stats()
+	stats.Reachable, stats.Outages = !s.server.down.Load(), s.server.outages.Load()
+	return stats
 }
 
 // ReplicasRead implements [store.Database].

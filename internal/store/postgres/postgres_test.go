@@ -15,7 +15,7 @@ func TestConformance(t *testing.T) {
 	var mu sync.Mutex
 	urls := map[string]string{} // URL of each folder that the suite uses; a schema is created faster than a database
 	storetest.Run(t, func(t *testing.T, o storetest.Options) store.Store {
-		opts := Options{Hook: o.Hook, Now: o.Now}
+		opts := Options{Hook: o.Hook, Observer: o.Observer, Now: o.Now}
 		if o.Commit != nil {
 			opts.fault = func(_ string, do func() error) error { return o.Commit(do) }
 		}

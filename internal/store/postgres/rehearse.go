@@ -7,6 +7,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/store/postgres/rowcache"
 )
 
 // Rehearsals
@@ -70,11 +71,11 @@ func same(a, b store.Range) bool {
 }
 
 // gets returns an ask for each key that known lacks.
-func (w *wants) gets(known *cache) []*ask {
+func (w *wants) gets(known *rowcache.Cache) []*ask {
 	var asks []*ask
 	for key := range w.keys {
 		if known != nil {
-			if _, ok := known.get([]byte(key)); ok {
+			if _, ok := known.Get([]byte(key)); ok {
 				continue
 			}
 		}
@@ -115,15 +116,15 @@ const mostKeys, mostPages = 1000, 16
 
 func (r *rehearsal) get(key []byte) ([]byte, error) {
 	r.wants.key(key)
-	if value, ok := r.loader.cache.get(key); ok {
+	if value, ok := r.loader.cache.Get(key); ok {
 		return value, nil
 	}
-	at := r.loader.cache.stamp()
+	at := r.loader.cache.Stamp()
 	a := newGet(key)
 	if err := r.loader.do(r.ctx, a); err != nil {
 		return nil, err
 	}
-	r.loader.cache.add(at, key, a.value)
+	r.loader.cache.Add(at, key, a.value)
 	return a.value, nil
 }
 
@@ -140,7 +141,7 @@ func (r *rehearsal) page(rg store.Range, limit int) ([]row, error) {
 type loader struct {
 	server *server
 	pool   *pool
-	cache  *cache
+	cache  *rowcache.Cache
 
 	mu   sync.Mutex
 	asks []*ask

@@ -30,8 +30,9 @@ type server struct {
 	tasks   sync.WaitGroup
 	deleted chan struct{} // wakes the vacuum
 
-	failed atomic.Bool // no commit has succeeded since one failed or the server was lost
-	down   atomic.Bool // the server is unreachable, and a goroutine is probing it
+	failed  atomic.Bool   // no commit has succeeded since one failed or the server was lost
+	down    atomic.Bool   // the server is unreachable, and a goroutine is probing it
+	outages atomic.Uint64 // how often down became true
 }
 
 // connect opens a session. A failure to do so is a failure of kind down.
@@ -127,6 +128,7 @@ func (s *server) lostContact(err error) {
 	if !s.down.CompareAndSwap(false, true) {
 		return
 	}
+	s.outages.Add(1)
 	s.failed.Store(true)
 	s.logger.Error("the database cannot be reached", "error", err)
 	s.tasks.Go(func() {

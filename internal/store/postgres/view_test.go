@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/store/postgres/rowcache"
 )
 
 // TestWhoIsNotAnsweredEndsWithItsContext begins to answer each read but never finishes. A read must
@@ -15,7 +16,7 @@ func TestWhoIsNotAnsweredEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	rounds := &rounds{}
-	loader := &loader{server: &server{}, cache: &cache{}, busy: true}
+	loader := &loader{server: &server{}, cache: &rowcache.Cache{}, busy: true}
 	r := &round{in: rounds, wake: make(chan struct{}, 1)}
 	m := &member{in: rounds, ctx: ctx, round: r, limit: time.NewTimer(time.Hour)}
 	rehearsed := &rehearsal{loader: loader, ctx: ctx}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/store/postgres/rowcache"
 )
 
 // How long a group is retried. patience applies when the group was in progress as the database was
@@ -30,6 +31,7 @@ type writer struct {
 	queue    *queue
 	head     *head
 	hook     store.Hook
+	observer store.Observer
 	fault    func(step string, do func() error) error // Options.fault
 	patience time.Duration
 
@@ -114,7 +116,7 @@ func (w *writer) serve(g *group) {
 	}
 	var until time.Time
 	for {
-		retry, err := w.attempt(g, until)
+		retry, err := w.observed(g, until)
 		if err == nil {
 			return
 		}
@@ -143,6 +145,16 @@ func (w *writer) serve(g *group) {
 		case <-w.server.life.Done():
 		}
 	}
+}
+
+// observed is attempt for the observer.
+func (w *writer) observed(g *group, until time.Time) (retry bool, err error) {
+	began, before := time.Now(), w.commits.Load()
+	retry, err = w.attempt(g, until)
+	if w.observer != nil && (err != nil || w.commits.Load() > before) {
+		w.observer(store.Commit{Updates: len(g.requests), Took: time.Since(began), Err: err})
+	}
+	return retry, err
 }
 
 // attempt runs a group once. retry means that nothing of the group was or will be committed, and
@@ -230,7 +242,7 @@ func (w *writer) commit(l *locked, t *tx, until time.Time) (retry bool, err erro
 	fence := l.fence + 1
 	err = w.durably("commit", func() error { return l.send(t, fence, id) })
 	if err == nil {
-		w.head.cache.apply(commitName{fence, string(id)}, t.over)
+		w.head.cache.Apply(rowcache.Commit{Fence: fence, ID: string(id)}, t.over)
 		w.committed(t)
 		return false, nil
 	}
