@@ -389,7 +389,7 @@ func addSealedCredentials(ctx context.Context, mgr manager.Manager, o Options, c
 	})
 	config := credential.Config{
 		Vault: o.Vault, Keys: o.Keys, Tenants: tenants, Cluster: cluster, Policy: o.Policy, Workers: o.Pace.Workers, LooksPerMinute: o.Pace.LooksPerMinute, WatchSecrets: len(o.Rights.WatchSecrets) > 0,
-		CountChange: o.Metrics.countChange, Tracer: o.Tracer, Now: o.Now,
+		CountChange: o.Metrics.countChange, CountRepair: o.Metrics.countRepair, Tracer: o.Tracer, Now: o.Now,
 	}
 	oldestLook, err := credential.Add(ctx, mgr, config)
 	if err != nil {

@@ -20,6 +20,7 @@ import (
 type Metrics struct {
 	cache   atomic.Pointer[objectCache]
 	changes *prometheus.CounterVec
+	repairs prometheus.Counter
 	expiry  *prometheus.Desc
 	objects *prometheus.Desc
 	looks   *prometheus.Desc
@@ -40,6 +41,10 @@ func NewMetrics() *Metrics {
 			Name: "latticekeep_credential_changes_total",
 			Help: "Versions that the operator stored, by what made them: sealed, rotated (new values), reencrypted (new keys), recreated.",
 		}, []string{"change"}),
+		repairs: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "latticekeep_target_repairs_total",
+			Help: "Target Secrets that the operator wrote again, since they were no longer as it had left them.",
+		}),
 		expiry: prometheus.NewDesc("latticekeep_credential_expiry_timestamp_seconds",
 			"When the vault entry of a SealedCredential ends unless it is rotated, in Unix time.", []string{"namespace", "name"}, nil),
 		objects: prometheus.NewDesc("latticekeep_sealedcredentials",
@@ -52,6 +57,7 @@ func NewMetrics() *Metrics {
 // Describe implements prometheus.Collector.
 func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 	m.changes.Describe(ch)
+	m.repairs.Describe(ch)
 	ch <- m.expiry
 	ch <- m.objects
 	ch <- m.looks
@@ -60,6 +66,7 @@ func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	m.changes.Collect(ch)
+	m.repairs.Collect(ch)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	list, err := m.list(ctx)
@@ -129,3 +136,6 @@ func (m *Metrics) use(of *objectCache) { m.cache.Store(of) }
 
 // countChange counts a stored version.
 func (m *Metrics) countChange(change string) { m.changes.WithLabelValues(change).Inc() }
+
+// countRepair counts a target Secret that was changed or deleted, and is right again.
+func (m *Metrics) countRepair() { m.repairs.Inc() }

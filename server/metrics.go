@@ -62,6 +62,14 @@ func (m *metrics) watch(g *gate.Gate) {
 			Help: "Requests that were refused with 503 because too many waited.",
 		}, func() float64 { return float64(g.Load().Shed) }),
 	)
+	limited := func(rate string, of func(gate.Load) uint64) prometheus.Collector {
+		return prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name:        "latticekeep_http_requests_limited_total",
+			Help:        "Requests that were refused with 429, by whose rate they exceeded: of an address or of a tenant.",
+			ConstLabels: prometheus.Labels{"rate": rate},
+		}, func() float64 { return float64(of(g.Load())) })
+	}
+	m.registry.MustRegister(limited("address", func(l gate.Load) uint64 { return l.OverAddress }), limited("tenant", func(l gate.Load) uint64 { return l.OverTenant }))
 }
 
 func (m *metrics) observe(method, route string, status int, took time.Duration) {

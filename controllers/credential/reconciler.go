@@ -60,6 +60,7 @@ type Config struct {
 
 	// CountChange counts a stored version by the kind of change, such as "rotated".
 	CountChange func(change string)
+	CountRepair func()       // counts a target Secret that was changed or deleted, and is right again
 	Tracer      trace.Tracer // makes a span for each reconcile; nil makes none
 	Now         func() time.Time
 }
@@ -84,6 +85,8 @@ type reconciler struct {
 	policy   sealing.Policy
 	schedule *requeue.Schedule
 	now      func() time.Time
+
+	countRepair func()
 }
 
 // Add adds the controller of SealedCredentials to the manager, and the one that releases the vault
@@ -103,7 +106,7 @@ func Add(ctx context.Context, mgr manager.Manager, c Config) (oldestLook func() 
 		},
 		formers: left,
 		targets: newTargets(mgr.GetClient(), mgr.GetAPIReader(), c.LooksPerMinute, c.Now),
-		tenants: c.Tenants, vault: c.Vault, policy: c.Policy, schedule: requeue.NewSchedule(c.Now), now: c.Now,
+		tenants: c.Tenants, vault: c.Vault, policy: c.Policy, schedule: requeue.NewSchedule(c.Now), now: c.Now, countRepair: c.CountRepair,
 	}
 	// The controller itself makes most status changes, so they trigger no reconcile. Neither does the
 	// finalizer that it adds, but one that somebody removed is put back.
@@ -486,6 +489,7 @@ func (r *reconciler) ensureTarget(ctx context.Context, p authz.Principal, sc *v1
 	switch {
 	case isUpToDate && what != "":
 		what = "Repaired"
+		r.countRepair()
 	case what == "Created", what == "Updated":
 		what = "" // the event of the version already tells it
 	}

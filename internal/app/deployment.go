@@ -22,6 +22,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/kms"
+	"github.com/latticekeep/latticekeep/internal/metrics"
 	"github.com/latticekeep/latticekeep/internal/offline"
 	"github.com/latticekeep/latticekeep/internal/sealing"
 	"github.com/latticekeep/latticekeep/internal/sealingkey"
@@ -68,6 +69,7 @@ type deploymentOptions struct {
 	accepted sealingkey.AcceptedValues // times of the values of the cluster's objects; nil without a cluster
 	tracing  *tracing                  // nil without tracing
 	evidence *evidence                 // proofs of the log
+	calls    *metrics.Calls
 	logger   *slog.Logger
 	now      func() time.Time
 }
@@ -111,9 +113,9 @@ func openDeployment(ctx context.Context, p deploymentOptions) (_ *deployment, er
 	var s store.Store = d.store
 	wrapping := make([]keyring.KMS, len(d.kms))
 	for i, k := range d.kms {
-		wrapping[i] = k
+		wrapping[i] = p.calls.MeasureKMS(k)
 		if p.tracing != nil {
-			wrapping[i] = tracedKMS{k, p.tracing.tracer}
+			wrapping[i] = tracedKMS{wrapping[i], p.tracing.tracer}
 		}
 	}
 	if p.tracing != nil {
@@ -199,7 +201,7 @@ func eitherUse(vault, cluster sealingKeyUse) sealingKeyUse {
 func openDatabase(ctx context.Context, p deploymentOptions, hook store.Hook) (store.Database, error) {
 	if p.store.URL != "" {
 		s, err := postgres.Open(ctx, p.store.URL, postgres.Options{
-			Hook: hook, Head: state.HeadKey, Logger: p.logger, Password: offline.Location{PasswordFile: p.store.PasswordFile}.Password(), Connections: p.store.Connections, PQRequired: p.pq,
+			Hook: hook, Observer: p.calls.ObserveCommit, Head: state.HeadKey, Logger: p.logger, Password: offline.Location{PasswordFile: p.store.PasswordFile}.Password(), Connections: p.store.Connections, PQRequired: p.pq,
 		})
 		if err != nil {
 			return nil, fmt.Errorf("store.url: %w", err)
@@ -214,7 +216,7 @@ func openDatabase(ctx context.Context, p deploymentOptions, hook store.Hook) (st
 	if err := os.MkdirAll(p.dir, 0o700); err != nil {
 		return nil, fmt.Errorf("making the data directory: %w", err)
 	}
-	s, err := bolt.Open(filepath.Join(p.dir, offline.DatabaseFile), bolt.Options{Hook: hook, Logger: p.logger})
+	s, err := bolt.Open(filepath.Join(p.dir, offline.DatabaseFile), bolt.Options{Hook: hook, Observer: p.calls.ObserveCommit, Logger: p.logger})
 	if err != nil {
 		return nil, fmt.Errorf("opening %s: %w", offline.DatabaseFile, err)
 	}

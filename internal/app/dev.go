@@ -18,6 +18,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/config"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/mail"
+	"github.com/latticekeep/latticekeep/internal/metrics"
 	"github.com/latticekeep/latticekeep/internal/offline"
 	"github.com/latticekeep/latticekeep/server"
 	"github.com/latticekeep/latticekeep/server/gate"
@@ -75,7 +76,7 @@ func Dev(ctx context.Context, c DevConfig) (err error) {
 		return fmt.Errorf("finding the data directory: %w", err)
 	}
 	logger := slog.New(slog.NewTextHandler(c.Stderr, nil))
-	s := service{dev: true, logger: logger, now: c.Now, mails: mail.Directory(filepath.Join(c.DataDir, mailDirectory)), sender: devSender,
+	s := service{dev: true, logger: logger, calls: metrics.NewCalls(), now: c.Now, mails: mail.Directory(filepath.Join(c.DataDir, mailDirectory)), sender: devSender,
 		sealingLifetime: config.DefaultSealingLifetime, evidence: devProving()}
 	defer func() { err = errors.Join(err, s.evidence.close()) }()
 	if err := s.connect(c.Kubeconfig); err != nil {
@@ -83,7 +84,7 @@ func Dev(ctx context.Context, c DevConfig) (err error) {
 	}
 	s.deployment, err = openDeployment(ctx, deploymentOptions{
 		dir: c.DataDir, kms: keyFileIn(c.DataDir), dev: true,
-		objects: s.sealingKeyUse(), accepted: s.acceptedValues(), evidence: s.evidence, logger: logger, now: c.Now,
+		objects: s.sealingKeyUse(), accepted: s.acceptedValues(), evidence: s.evidence, calls: s.calls, logger: logger, now: c.Now,
 	})
 	if err != nil {
 		return err

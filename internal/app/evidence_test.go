@@ -18,6 +18,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit/reader"
 	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/compliance"
+	"github.com/latticekeep/latticekeep/internal/metrics"
 	"github.com/latticekeep/latticekeep/internal/objects"
 	"github.com/latticekeep/latticekeep/server"
 	"github.com/latticekeep/latticekeep/test/logtest"
@@ -28,13 +29,13 @@ import (
 func inProcess(t *testing.T, change func(*evidence)) (*service, *machine.Log) {
 	t.Helper()
 	dir, log := t.TempDir(), new(machine.Log)
-	s := &service{logger: slog.New(slog.NewJSONHandler(log, nil)), now: time.Now, mails: noMailServer{}, sender: devSender, evidence: devProving()}
+	s := &service{logger: slog.New(slog.NewJSONHandler(log, nil)), now: time.Now, mails: noMailServer{}, sender: devSender, calls: metrics.NewCalls(), evidence: devProving()}
 	if change != nil {
 		change(s.evidence)
 	}
 	var err error
 	s.deployment, err = openDeployment(t.Context(), deploymentOptions{
-		dir: dir, kms: keyFileIn(dir), evidence: s.evidence, logger: s.logger, now: s.now,
+		dir: dir, kms: keyFileIn(dir), evidence: s.evidence, calls: s.calls, logger: s.logger, now: s.now,
 	})
 	if err != nil {
 		t.Fatal(err)

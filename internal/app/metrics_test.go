@@ -9,6 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/latticekeep/latticekeep/internal/metrics"
 	"github.com/latticekeep/latticekeep/internal/sealingkey"
 )
 
@@ -16,8 +17,8 @@ import (
 func TestObjectsOfASealingKeyAreCountedOrAbsent(t *testing.T) {
 	dir := t.TempDir()
 	d, err := openDeployment(t.Context(), deploymentOptions{
-		evidence: devProving(),
-		dir:      dir, kms: keyFileIn(dir), logger: slog.New(slog.DiscardHandler), now: time.Now,
+		evidence: devProving(), calls: metrics.NewCalls(),
+		dir: dir, kms: keyFileIn(dir), logger: slog.New(slog.DiscardHandler), now: time.Now,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -41,7 +42,7 @@ func TestObjectsOfASealingKeyAreCountedOrAbsent(t *testing.T) {
 			InUse: func(context.Context) (map[string]int, error) { return tc.use, tc.err }, Now: time.Now,
 		})
 		registry := prometheus.NewRegistry()
-		registry.MustRegister(sealingKeyCollector{service})
+		registry.MustRegister(metrics.SealingKeys(service))
 		families, err := registry.Gather()
 		if err != nil {
 			t.Errorf("%s: %v", name, err)

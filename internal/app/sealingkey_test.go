@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/metrics"
 	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
@@ -19,8 +20,8 @@ func TestAStartTellsOfASealingKeyThatWasPutBack(t *testing.T) {
 	open := func() *deployment {
 		t.Helper()
 		d, err := openDeployment(t.Context(), deploymentOptions{
-			evidence: devProving(),
-			dir:      dir, kms: keyFileIn(dir), logger: slog.New(slog.NewTextHandler(&log, nil)), now: time.Now,
+			evidence: devProving(), calls: metrics.NewCalls(),
+			dir: dir, kms: keyFileIn(dir), logger: slog.New(slog.NewTextHandler(&log, nil)), now: time.Now,
 		})
 		if err != nil {
 			t.Fatal(err)

@@ -27,6 +27,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/durable"
 	"github.com/latticekeep/latticekeep/internal/identity/tokenreview"
 	"github.com/latticekeep/latticekeep/internal/mail"
+	"github.com/latticekeep/latticekeep/internal/metrics"
 	"github.com/latticekeep/latticekeep/internal/objects"
 	"github.com/latticekeep/latticekeep/internal/offline"
 	"github.com/latticekeep/latticekeep/internal/quota"
@@ -121,7 +122,7 @@ func (p *production) configureService(ctx context.Context, stderr io.Writer) (er
 		p.cleanup = append(p.cleanup, func() error { spans.end(context.WithoutCancel(ctx)); return nil })
 		logger = slog.New(spanHandler{logger.Handler()})
 	}
-	p.service = service{logger: logger, now: time.Now, tenants: make(map[string]authz.TenantID), sealingLifetime: c.Sealing.KeyLifetime, tracing: spans}
+	p.service = service{logger: logger, calls: metrics.NewCalls(), now: time.Now, tenants: make(map[string]authz.TenantID), sealingLifetime: c.Sealing.KeyLifetime, tracing: spans}
 	if p.recipients, err = c.BackupRecipients(); err != nil {
 		return fmt.Errorf("backup.recipients: %w", err)
 	}
@@ -193,7 +194,7 @@ func (p *production) open(ctx context.Context) (err error) {
 	c := p.config
 	p.deployment, err = openDeployment(ctx, deploymentOptions{
 		dir: c.DataDir, store: c.Store, kms: c.KMS, pq: c.TLS.PQRequired, clock: p.clock, fresh: func() error { return refuseSystemKeyFile(c.SystemKeyFile) },
-		policy: p.operator.Policy, objects: p.sealingKeyUse(), accepted: p.acceptedValues(), tracing: p.tracing, evidence: p.evidence, logger: p.logger, now: p.now,
+		policy: p.operator.Policy, objects: p.sealingKeyUse(), accepted: p.acceptedValues(), tracing: p.tracing, evidence: p.evidence, calls: p.calls, logger: p.logger, now: p.now,
 	})
 	if err != nil {
 		return err
@@ -244,6 +245,7 @@ func (p *production) serve(ctx context.Context, l net.Listener, stdout io.Writer
 	if p.encryption != nil {
 		line.BaseURL = "https://" + l.Addr().String()
 		l = tls.NewListener(l, p.encryption)
+		options.Collectors = append(options.Collectors, metrics.Certificate("server", p.encryption.GetCertificate))
 		options.Ready = func() error {
 			_, err := p.encryption.GetCertificate(nil)
 			return err
@@ -347,10 +349,7 @@ func (s *service) run(ctx context.Context, l net.Listener, config server.Config,
 	if reports != nil {
 		config.Reports = reports
 	}
-	config.Collectors = append(config.Collectors, proofCollector{s.log, s.verifier, s.evidence.keeper})
-	config.Collectors = append(config.Collectors, sealingKeyCollector{s.sealing})
-	config.Collectors = append(config.Collectors, auditCollector{s.log})
-	config.Collectors = append(config.Collectors, s.rows.Collectors()...)
+	config.Collectors = append(config.Collectors, s.collectors()...)
 	fit := config.Ready
 	config.Ready = func() error {
 		if err := checkServable(ctx, s.store); err != nil || fit == nil {

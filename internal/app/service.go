@@ -7,13 +7,16 @@ import (
 	"net"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/client-go/rest"
 
 	"github.com/latticekeep/latticekeep/controllers"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/backup"
+	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/internal/compliance/assessor"
 	"github.com/latticekeep/latticekeep/internal/mail"
+	"github.com/latticekeep/latticekeep/internal/metrics"
 	"github.com/latticekeep/latticekeep/internal/quota"
 )
 
@@ -21,6 +24,7 @@ import (
 type service struct {
 	*deployment
 	logger  *slog.Logger
+	calls   *metrics.Calls
 	now     func() time.Time
 	mails   mail.Transport
 	sender  string                    // sender of e-mails
@@ -50,4 +54,21 @@ func (s *service) closeOperations() error {
 		return nil
 	}
 	return s.operations.Close()
+}
+
+// collectors returns the metrics of all parts but HTTP, TLS and the operator.
+func (s *service) collectors() []prometheus.Collector {
+	all := append(s.calls.Collectors(), s.rows.Collectors()...)
+	all = append(all, metrics.Database(s.store), metrics.Keys(s.keys), metrics.SealingKeys(s.sealing), metrics.Mail(s.identity.Outbox()),
+		metrics.Log(s.log), metrics.Proof(s.log, s.verifier, s.evidence.keeper))
+	if s.dir != "" {
+		all = append(all, metrics.Disk(s.dir))
+	}
+	if s.clock != nil {
+		all = append(all, metrics.Postgres(s.clock.store.Load().Stats))
+	}
+	if a := s.evidence.archive; a != nil {
+		all = append(all, metrics.Archive(a.cutter.Keep, func() bool { return a.state() == compliance.ArchiveReadable }))
+	}
+	return all
 }

@@ -25,6 +25,7 @@ import (
 	"github.com/latticekeep/latticekeep/controllers/admission"
 	"github.com/latticekeep/latticekeep/internal/buildinfo"
 	"github.com/latticekeep/latticekeep/internal/config"
+	"github.com/latticekeep/latticekeep/internal/metrics"
 )
 
 // Webhook holds the flags of latticekeep webhook.
@@ -85,7 +86,7 @@ func (o Webhook) Run(ctx context.Context) error {
 		Help: "Connections to the webhook that were closed at once, since their address had as many as one address may.",
 	})
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(append(hook.Collectors(), handshakes, crowded, collectors.NewGoCollector(),
+	registry.MustRegister(append(hook.Collectors(), handshakes, crowded, metrics.Certificate("webhook", own.get), collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))...)
 	operations := operationsServer(registry, func() error {
 		if ending.Load() {

@@ -229,6 +229,19 @@ func (r *sets) load(ctx context.Context, key cacheKey) (*Keys, error) {
 	return keys, nil
 }
 
+// Cached returns how many sets are cached, and when the KMS was asked for the oldest of them; the
+// zero time when there are none. An expired set counts until its memory is freed.
+func (r *sets) Cached() (n int, oldest time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, entry := range r.cache {
+		if asked := entry.expires.Add(-r.config.CacheTTL); oldest.IsZero() || asked.Before(oldest) {
+			oldest = asked
+		}
+	}
+	return len(r.cache), oldest
+}
+
 // unwrap reads a set and opens every key in it.
 func (r *sets) unwrap(ctx context.Context, owner authz.TenantID, version uint32) (map[purpose]secret.Bytes, error) {
 	stored, err := r.readSet(ctx, owner, version)

@@ -20,7 +20,7 @@
 //     configured public URL.
 //
 // The package makes no tokens and knows no users. It reports a mail that could not be delivered
-// only in the log.
+// only in the log and in [Outbox.Stats].
 package mail
 
 import (
@@ -28,6 +28,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/authz"
@@ -43,6 +44,29 @@ type Outbox struct {
 	keys  *keyring.Ring
 	now   func() time.Time
 	wake  chan struct{} // capacity 1
+
+	mu    sync.Mutex // guards stats
+	stats Stats
+}
+
+// Stats says how the sending of mails goes. The counts are those of this process.
+type Stats struct {
+	Queued                   int       // mails in the outbox at the last look; from countSize on perhaps more
+	Oldest                   time.Time // when the oldest mail was made that this process failed to send; zero for none
+	Sent, Postponed, GivenUp uint64    // attempts by result
+}
+
+// Stats returns the present state.
+func (o *Outbox) Stats() Stats {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.stats
+}
+
+func (o *Outbox) note(change func(*Stats)) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	change(&o.stats)
 }
 
 // NewOutbox returns the outbox of a store. A nil now means time.Now.

@@ -331,3 +331,32 @@ func TestRunWantsItsOptions(t *testing.T) {
 		}
 	}
 }
+
+// A mail counts as queued until it is sent, and as the oldest once it has failed.
+func TestStatsTellOfMailsThatWait(t *testing.T) {
+	f := newFixture(t)
+	made := f.now()
+	for range passSize + 1 { // more than one pass takes
+		f.post(Message{Kind: Invite, To: recipient, Token: token})
+	}
+	failure := errors.New("connection refused")
+	c := f.courier(sendFunc(func(context.Context, Envelope) error { return failure }))
+	want := func(when string, want Stats) {
+		t.Helper()
+		if got := f.outbox.Stats(); got != want {
+			t.Errorf("%s: %+v, want %+v", when, got, want)
+		}
+	}
+	f.pass(c)
+	want("after a pass", Stats{Queued: passSize + 1, Postponed: passSize})
+	f.pass(c)
+	f.pass(c)
+	want("after all have failed", Stats{Queued: passSize + 1, Oldest: made.UTC(), Postponed: passSize + 1})
+	f.advance(time.Hour)
+	failure = ErrRefused
+	f.pass(c)
+	failure = nil
+	f.pass(c)
+	f.pass(c)
+	want("at the end", Stats{Sent: 1, GivenUp: passSize, Postponed: passSize + 1})
+}

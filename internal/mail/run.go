@@ -32,6 +32,7 @@ const (
 	pollInterval          = time.Minute // finds mails without a call of Notify
 	parallel              = 4           // mails sent at the same time
 	passSize              = 32          // mails per pass, so new mails do not wait long behind many that fail
+	countSize             = 1024        // mails that a pass counts
 )
 
 // Run sends what is in the outbox until ctx ends, and then returns nil. It may run in several
@@ -80,6 +81,7 @@ type courier struct {
 type try struct {
 	failures int
 	next     time.Time
+	created  time.Time // when the mail was made; zero if it could not be opened
 }
 
 func newCourier(o *Outbox, t Transport, opts Options) *courier {
@@ -91,6 +93,7 @@ type letter struct {
 	key, row []byte
 	attempt  []byte // row of attempts; nil before the first
 	failures int    // set by claim
+	created  time.Time
 }
 
 func (l letter) id() string { return strings.TrimPrefix(string(l.key), rowPrefix) }
@@ -123,9 +126,14 @@ func (c *courier) due(ctx context.Context) (due []letter, wait time.Duration, er
 	now := c.now()
 	wait = pollInterval
 	there := make(map[string]bool)
+	queued := 0
 	err = c.store.View(ctx, func(r store.Reader) error {
 		var failed error
+		due, queued = nil, 0 // a View may run its closure again
 		err := r.Scan(store.Prefix([]byte(rowPrefix)), func(key, row []byte) bool {
+			if queued++; len(due) == passSize {
+				return queued < countSize
+			}
 			l := letter{key: bytes.Clone(key)}
 			var stored []byte
 			if stored, failed = r.Get(l.attemptKey()); failed != nil {
@@ -139,18 +147,31 @@ func (c *courier) due(ctx context.Context) (due []letter, wait time.Duration, er
 			}
 			l.row = bytes.Clone(row)
 			due = append(due, l)
-			return len(due) < passSize
+			return true
 		})
 		return errors.Join(err, failed)
 	})
 	if err != nil {
 		return nil, 0, fmt.Errorf("reading the outbox: %w", err)
 	}
+	c.note(func(s *Stats) { s.Queued, s.Oldest = queued, c.oldest() })
 	if len(due) < passSize { // the scan has seen all mails
 		c.forget(there)
 		c.restarted = c.restarted && len(due) > 0
 	}
 	return due, wait, nil
+}
+
+// oldest returns when the oldest mail was made that failed in this replica.
+func (c *courier) oldest() (at time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, t := range c.tries {
+		if !t.created.IsZero() && (at.IsZero() || t.created.Before(at)) {
+			at = t.created
+		}
+	}
+	return at
 }
 
 // forget removes the state of mails that are no longer in the outbox.
@@ -175,6 +196,7 @@ func (c *courier) deliver(ctx context.Context, l letter) {
 	sending, cancel := context.WithTimeout(ctx, sendTimeout)
 	defer cancel()
 	m, err := c.open(ctx, l)
+	l.created = m.CreatedAt
 	if err == nil && m.To == "" {
 		c.remove(ctx, l)
 		return
@@ -199,6 +221,7 @@ func (c *courier) deliver(ctx context.Context, l letter) {
 	}
 	switch err := c.transport.Send(sending, render(l.id(), m, c.options)); {
 	case err == nil:
+		c.note(func(s *Stats) { s.Sent++ })
 		c.remove(ctx, l)
 	case errors.Is(err, ErrRefused):
 		c.giveUp(ctx, l, m.Kind, err.Error())
@@ -247,14 +270,16 @@ func (c *courier) postpone(ctx context.Context, l letter, kind Kind, err error) 
 	if failures < 12 { // beyond this, the doubled second exceeds an hour
 		wait = min(firstRetry<<failures, lastRetry)
 	}
-	next := try{failures + 1, c.now().Add(wait)}
+	next := try{failures + 1, c.now().Add(wait), l.created}
 	c.tries[string(l.key)] = next
 	c.mu.Unlock()
+	c.note(func(s *Stats) { s.Postponed++ })
 	failed := c.release(storing, l, attempt{Failures: next.failures, Next: next.next.UTC()})
 	c.options.Logger.Warn("a mail could not be sent; retrying", "mail", l.id(), "kind", kind, "in", wait, "err", errors.Join(err, failed))
 }
 
 func (c *courier) giveUp(ctx context.Context, l letter, kind Kind, why string) {
+	c.note(func(s *Stats) { s.GivenUp++ })
 	c.options.Logger.Error("giving up on a mail", "mail", l.id(), "kind", kind, "why", why)
 	c.remove(ctx, l)
 }

@@ -3,6 +3,7 @@ package gate
 import (
 	"context"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"github.com/getkin/kin-openapi/openapi3"
@@ -161,6 +162,8 @@ type Gate struct {
 	origins   *http.CrossOriginProtection
 	entrance  *entrance
 	parsing   *semaphore.Weighted // bounds concurrent parsing of large bodies, to keep cores free
+
+	overAddress, overTenant atomic.Uint64 // requests beyond the rate of an address or of a tenant
 
 	streams    context.Context // context of streamed answers
 	endStreams context.CancelFunc

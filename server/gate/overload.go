@@ -41,6 +41,8 @@ type Load struct {
 	InFlight int // requests being carried out
 	Waiting  int
 	Shed     uint64 // requests refused so far
+
+	OverAddress, OverTenant uint64 // requests beyond the rate of an address or of a tenant so far
 }
 
 // Load returns the current load, for metrics.
@@ -48,7 +50,7 @@ func (g *Gate) Load() Load {
 	e := g.entrance
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return Load{InFlight: e.in, Waiting: e.line.Len(), Shed: e.shed}
+	return Load{InFlight: e.in, Waiting: e.line.Len(), Shed: e.shed, OverAddress: g.overAddress.Load(), OverTenant: g.overTenant.Load()}
 }
 
 // waits reports whether requests of an operation wait in line. Operations that recover, administer

@@ -145,6 +145,7 @@ func (g *Gate) CountStranger(c *gin.Context) error {
 	if err != nil || !u.Exceeded {
 		return nil
 	}
+	g.overAddress.Add(1)
 	g.recordStranger(c, audit.RateLimited)
 	return &tooMany{u.Wait}
 }
@@ -159,6 +160,7 @@ func show(h http.Header, u quota.Usage) {
 // minute.
 func (call *Call) limited(c *gin.Context, u quota.Usage) error {
 	if u.Exceeded && call.Caller.Kind == authz.Stranger {
+		call.gate.overAddress.Add(1)
 		call.gate.recordStranger(c, audit.RateLimited)
 		return &tooMany{u.Wait}
 	}
@@ -170,6 +172,7 @@ func (call *Call) overRate(ctx context.Context, u quota.Usage) error {
 	if !u.Exceeded {
 		return nil
 	}
+	call.gate.overTenant.Add(1)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), call.gate.config.Limits.Patience)
 	defer cancel()
 	_ = call.gate.config.Guard.RecordRateLimit(ctx, call.Caller.Principal)

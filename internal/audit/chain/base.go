@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"math"
+	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -138,4 +140,32 @@ func (ch *Chain) ArchivedTo(ctx context.Context) (*audit.Base, error) {
 		return nil, audit.ErrDamagedLog
 	}
 	return base, err
+}
+
+// OldestTime returns the time of the oldest entry that is in the database, and the zero time when
+// there is none. It reads one entry and verifies nothing. Errors: audit.ErrDamagedLog,
+// fault.Unavailable.
+func (ch *Chain) OldestTime(ctx context.Context) (at time.Time, err error) {
+	err = ch.Store.View(ctx, func(r store.Reader) error {
+		cut, err := ch.CutTo(r)
+		if err != nil {
+			return err
+		}
+		var bad error
+		err = r.Scan(store.Range{From: audit.EntryKey(cut + 1), To: audit.EntryKey(math.MaxUint64)}, func(_, row []byte) bool {
+			var oldest audit.StoredEntry
+			if oldest, bad = audit.DecodeStoredEntry(row, audit.NoSignature); bad == nil {
+				at = oldest.Entry.Time()
+			}
+			return false
+		})
+		if bad != nil {
+			return audit.ErrDamagedLog
+		}
+		return err
+	})
+	if err != nil {
+		return time.Time{}, fmt.Errorf("reading the oldest entry: %w", err)
+	}
+	return at, nil
 }

@@ -33,13 +33,7 @@ const (
 // Lag returns how many sequences the newest checkpoint known to this process lags behind the newest
 // entry that this process has written or seen. It reads nothing from the store.
 func (f *Follower) Lag() uint64 {
-	var newest uint64
-	if p := f.log.heads.written.latest.Load(); p != nil {
-		newest = p.head.Sequence
-	}
-	if seen := f.log.Detector.seen.Load(); seen != nil {
-		newest = max(newest, seen.Sequence)
-	}
+	newest := f.log.Newest()
 	if f := f.log.Chain.Followed.Load(); f != nil {
 		return newest - min(newest, f.Sequence)
 	}

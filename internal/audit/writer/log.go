@@ -175,6 +175,23 @@ type pending struct {
 	acceptance *acceptance // set only for the event that begins an epoch
 }
 
+// Newest returns the sequence of the newest entry that this process has written or seen. It reads
+// nothing from the store.
+func (l *Log) Newest() uint64 {
+	var newest uint64
+	if p := l.heads.written.latest.Load(); p != nil {
+		newest = p.head.Sequence
+	}
+	if seen := l.Detector.seen.Load(); seen != nil {
+		newest = max(newest, seen.Sequence)
+	}
+	return newest
+}
+
+// OldestTime returns the time of the oldest entry that is in the database (see
+// [chain.Chain.OldestTime]).
+func (l *Log) OldestTime(ctx context.Context) (time.Time, error) { return l.Chain.OldestTime(ctx) }
+
 // Progress returns the sequence of the newest entry, and the number of entries of each kind that
 // this process has committed. The counts are per process, for its metrics; the counts of several
 // processes add up. Error: fault.Unavailable.
