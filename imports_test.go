@@ -38,7 +38,7 @@ var ours = map[string]string{
 	"internal/dumps":       "",
 
 	"internal/app": "controllers controllers/admission controllers/cluster server server/gate internal/config internal/offline internal/buildinfo internal/vault internal/transit internal/identity " +
-		"internal/identity/tokenreview internal/mail internal/sealingkey internal/custody internal/backup internal/keyring internal/audit internal/audit/guard internal/audit/keeper internal/audit/reader internal/audit/verify internal/audit/writer internal/authz " +
+		"internal/identity/tokenreview internal/mail internal/sealingkey internal/custody internal/backup internal/keyring internal/logs internal/audit internal/audit/guard internal/audit/keeper internal/audit/reader internal/audit/verify internal/audit/writer internal/authz " +
 		"internal/compliance internal/compliance/assessor internal/compliance/report internal/objects internal/otlp internal/clock internal/quota internal/durable " +
 		"internal/sealing internal/kms internal/metrics internal/state internal/state/watch internal/store internal/store/bolt internal/store/format internal/store/postgres internal/fault",
 	"internal/config":  "api/v1beta1 controllers internal/sealing internal/mail internal/keyring internal/backup internal/audit internal/audit/writer internal/authz",
@@ -118,6 +118,7 @@ var ours = map[string]string{
 	"internal/sealedsecrets": "api/v1beta1 internal/secret",
 
 	"internal/fair":                    "",
+	"internal/logs":                    "",
 	"internal/quota":                   "internal/clock internal/store internal/fault",
 	"internal/clock":                   "internal/fault",
 	"internal/authz":                   "",

@@ -16,7 +16,7 @@ import (
 // own are the settings that the chart decides, so that its values have no place for them; kubernetes.kubeconfig and tls.terminated are for
 // servers outside of a cluster and behind a proxy.
 var own = []string{
-	"listen", "dataDir", "operations.listen", "store.passwordFile", "systemKeyFile", "systemKeySecret", "mail.smtp.passwordFile",
+	"listen", "dataDir", "operations.listen", "operations.profiling", "store.passwordFile", "systemKeyFile", "systemKeySecret", "mail.smtp.passwordFile",
 	"tls.certFile", "tls.keyFile", "tls.secretName", "tls.terminated", "kubernetes.kubeconfig", "kubernetes.namespace",
 	"kubernetes.webhook", "compliance.catalogues",
 }

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -45,11 +46,42 @@ func TestOneRequestIDInHeaderEnvelopeLogAndAuditLog(t *testing.T) {
 	if line["request_id"] != id || line["route"] != "/api/v2/vault/:credential_id" || line["method"] != "GET" || line["status"] != 403.0 {
 		t.Errorf("log %v", line)
 	}
-	if e := s.Entries("limit=1")[0]; e["request_id"] != id || e["source_ip"] != "127.0.0.1" {
+	e := s.Entries("limit=1")[0]
+	if e["request_id"] != id || e["source_ip"] != "127.0.0.1" {
 		t.Errorf("entry %v", e)
+	}
+	if line["tenant_id"] != e["tenant_id"] || line["tenant_id"] != string(s.Tenant) || line["principal_id"] != e["actor"].(fields)["id"] || line["source_ip"] != e["source_ip"] {
+		t.Errorf("the log says %v, and the audit log %v", line, e)
 	}
 	if again := s.Get("/healthz").Header.Get("X-Request-ID"); again == id {
 		t.Error("two requests have one id")
+	}
+}
+
+// The clock of the test stands still, so the service gets one that does not.
+func TestTheLineOfARequestSaysHowLongItTookInMilliseconds(t *testing.T) {
+	var late atomic.Int64
+	s := newService(t, func(c *server.Config) {
+		now := c.Now
+		c.Now = func() time.Time { return now().Add(time.Duration(late.Load())) }
+	})
+	s.Server.Engine().GET("/test/slow", func(*gin.Context) { late.Add(int64(1500 * time.Microsecond)) })
+	servertest.GetStatus(t, s.URL+"/test/slow")
+	if line := s.LogLines("request")[0]; line["duration_ms"] != 1.5 {
+		t.Errorf("%v", line)
+	}
+}
+
+func TestTheLogNamesNoClientIfItMayNot(t *testing.T) {
+	s := newService(t, func(c *server.Config) { c.HideClients = true })
+	s.Get("/api/v2/vault/list").Want(t, http.StatusOK)
+	s.Call(servertest.Request{Method: "GET", Path: "/api/v2/vault/list"}).Message(t, http.StatusUnauthorized)
+	lines := s.LogLines("request")
+	if len(lines) != 2 || lines[0]["tenant_id"] != string(s.Tenant) || lines[1]["tenant_id"] != nil || lines[1]["principal_id"] != nil {
+		t.Error("the caller is not named, or a stranger is:", lines)
+	}
+	if strings.Contains(s.Logged.String(), "127.0.0.1") {
+		t.Error("an address is in the log")
 	}
 }
 

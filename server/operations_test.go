@@ -56,6 +56,22 @@ func TestOperationsApartAreOnTheirOwnListenerAlone(t *testing.T) {
 	}
 }
 
+func TestProfilesAreAmongTheOperationsIfTheyAreAskedFor(t *testing.T) {
+	for _, wanted := range []bool{true, false} {
+		s := newService(t, func(c *server.Config) { c.OperationsApart, c.Profiling = true, wanted })
+		operations, _ := operate(t, s)
+		want := map[bool]int{true: http.StatusOK, false: http.StatusNotFound}[wanted]
+		for _, path := range []string{"/debug/pprof/", "/debug/pprof/goroutine?debug=2", "/debug/pprof/heap", "/debug/pprof/profile?seconds=1", "/debug/pprof/trace?seconds=0.01"} {
+			if code, _ := servertest.GetStatus(t, operations+path); code != want {
+				t.Errorf("profiling %v: %s: %d", wanted, path, code)
+			}
+			if code, _ := servertest.GetStatus(t, s.URL+path); code != http.StatusNotFound {
+				t.Errorf("profiling %v: %s of the interface: %d", wanted, path, code)
+			}
+		}
+	}
+}
+
 func TestReadinessTellsWhatCannotBeServed(t *testing.T) {
 	waiting := errors.New("there is no certificate yet")
 	s := newService(t, func(c *server.Config) {

@@ -4,9 +4,10 @@
 //
 // Every request gets an ID made by the server ([gate.RequestIDHeader]), the state of a rate limit,
 // one access log line, two metrics, a span if there is a tracer and, after a panic, a 500. Probes
-// and scrapes are logged at debug level unless they fail. Of the requests refused because too many
-// wait, only the first of each second is logged. Logs, metrics and spans contain route templates,
-// never paths, queries, headers or bodies, because any of those can hold a secret by mistake.
+// and scrapes are logged at debug level unless they fail. The line of a request names the tenant and
+// the principal by their IDs, and the address of the client. Logs, metrics and spans contain route
+// templates, never paths, queries, headers or bodies, because any of those can hold a secret by
+// mistake.
 package server
 
 import (
@@ -14,11 +15,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log"
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/pprof"
 	"net/netip"
 	"net/url"
+	"regexp"
 	"runtime/debug"
 	"strings"
 	"sync/atomic"
@@ -57,17 +61,30 @@ type Config struct {
 	TrustedProxies []string     // addresses or networks whose X-Forwarded-For is trusted; none by default
 
 	Metrics
-	// OperationsApart keeps /healthz, /readyz and /metrics off the listener of the interface, where
-	// /metrics takes a key with metrics:read. The caller serves them with [Server.ServeOperations].
-	OperationsApart bool
+	Operations
 	// Ready returns another reason for /readyz to fail, or nil. The function is optional.
 	Ready func() error
 	// Tracer makes a span for every request of the interface; nil makes none.
 	Tracer trace.Tracer
 
-	Logger  *slog.Logger     // default slog.Default()
+	Log
 	Now     func() time.Time // default time.Now
 	Version string           // version of the program, for the metric latticekeep_build_info
+}
+
+// Operations says where the operational endpoints are.
+type Operations struct {
+	// OperationsApart keeps /healthz, /readyz and /metrics off the listener of the interface, where
+	// /metrics takes a key with metrics:read. The caller serves them with [Server.ServeOperations].
+	OperationsApart bool
+	// Profiling adds /debug/pprof/ to [Server.ServeOperations], for everybody who reaches it.
+	Profiling bool
+}
+
+// Log says where the server logs, and what.
+type Log struct {
+	Logger      *slog.Logger // default slog.Default(); it should limit repeated errors
+	HideClients bool         // leave the addresses of clients out
 }
 
 // Metrics are served together with the server's own.
@@ -90,7 +107,6 @@ type Server struct {
 	gate    *gate.Gate
 	v1, v2  *gate.Version
 	ending  atomic.Bool
-	shed    atomic.Int64 // Unix second of the last log line about shed requests
 }
 
 // These are the limits of a connection. A request must arrive completely within readTimeout, so
@@ -214,7 +230,24 @@ func (s *Server) ServeOperations(ctx context.Context, l net.Listener) error {
 	engine.Use(s.observe, s.recover)
 	engine.NoRoute(func(c *gin.Context) { s.v2.Refuse(c, gate.Refusal(http.StatusNotFound, "there is no such endpoint")) })
 	s.operations(engine)
+	if s.config.Profiling {
+		profile(engine)
+	}
 	return serve(ctx, s.listener(engine), l)
+}
+
+// profile adds the profiles of the process, such as its stacks. They show no value in memory.
+func profile(r gin.IRoutes) {
+	r.GET("/debug/pprof/*name", func(c *gin.Context) {
+		switch c.Param("name") {
+		case "/profile":
+			pprof.Profile(c.Writer, c.Request)
+		case "/trace":
+			pprof.Trace(c.Writer, c.Request)
+		default:
+			pprof.Index(c.Writer, c.Request) // all others, and a list of them
+		}
+	})
 }
 
 func (s *Server) listener(handler http.Handler) *http.Server {
@@ -225,10 +258,25 @@ func (s *Server) listener(handler http.Handler) *http.Server {
 		WriteTimeout:      writeTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeaderBytes,
-		ErrorLog:          slog.NewLogLogger(s.config.Logger.Handler(), slog.LevelWarn),
+		ErrorLog:          log.New(connectionLog{s}, "", 0),
 
 		DisableGeneralOptionsHandler: true, // it would answer OPTIONS * before [Server.observe]
 	}
+}
+
+// connectionLog logs what net/http says about connections. Its texts name the client.
+type connectionLog struct{ *Server }
+
+var ofClient = regexp.MustCompile(` from ([^ ]+):\d+:`)
+
+// Write implements io.Writer.
+func (l connectionLog) Write(text []byte) (int, error) {
+	attrs := []slog.Attr{slog.String("error", strings.TrimSpace(ofClient.ReplaceAllString(string(text), ":")))}
+	if client := ofClient.FindSubmatch(text); client != nil && !l.config.HideClients {
+		attrs = append(attrs, slog.String("source_ip", strings.Trim(string(client[1]), "[]")))
+	}
+	l.config.Logger.LogAttrs(context.Background(), slog.LevelWarn, "a connection failed", attrs...)
+	return len(text), nil
 }
 
 func serve(ctx context.Context, h *http.Server, l net.Listener) error {
@@ -264,15 +312,17 @@ func (s *Server) observe(c *gin.Context) {
 		method, route, status := knownMethod(c.Request.Method), routeOf(c), c.Writer.Status()
 		took := s.config.Now().Sub(start)
 		s.metrics.observe(method, route, status, took)
-		if last := c.Errors.Last(); last != nil && errors.Is(last, gate.ErrOverloaded) && !s.firstShed(start) {
-			return
-		}
-		attrs := []slog.Attr{
+		attrs := append(make([]slog.Attr, 0, 9),
 			slog.String("request_id", id),
 			slog.String("method", method),
 			slog.String("route", route),
 			slog.Int("status", status),
-			slog.Duration("duration", took),
+			slog.Float64("duration_ms", float64(took.Microseconds())/1000))
+		if p, known := gate.PrincipalOf(c); known {
+			attrs = append(attrs, slog.String("tenant_id", string(p.Tenant)), slog.String("principal_id", p.ID))
+		}
+		if !s.config.HideClients {
+			attrs = append(attrs, slog.String("source_ip", c.ClientIP()))
 		}
 		level := slog.LevelInfo
 		if operational(route) {
@@ -298,14 +348,6 @@ func (s *Server) observe(c *gin.Context) {
 // either, and then only need a new connection.
 func framedByLength(r *http.Request) bool {
 	return len(r.TransferEncoding) == 0 && r.ProtoAtLeast(1, 1)
-}
-
-// firstShed reports whether this is the first request in its second that was refused because too
-// many wait. The log leaves out the others: their number is unbounded, and logging them would cost
-// what the server lacks.
-func (s *Server) firstShed(at time.Time) bool {
-	last, now := s.shed.Load(), at.Unix()
-	return last != now && s.shed.CompareAndSwap(last, now)
 }
 
 // trace makes a span for the request, as the root of a new trace. It ignores a trace ID from the

@@ -75,7 +75,8 @@ func Dev(ctx context.Context, c DevConfig) (err error) {
 	if c.DataDir, err = filepath.Abs(c.DataDir); err != nil { // scripts may run in another folder
 		return fmt.Errorf("finding the data directory: %w", err)
 	}
-	logger := slog.New(slog.NewTextHandler(c.Stderr, nil))
+	logger, endLog := openLog(ctx, slog.New(slog.NewTextHandler(c.Stderr, nil)))
+	defer func() { endLog(err) }()
 	s := service{dev: true, logger: logger, calls: metrics.NewCalls(), now: c.Now, mails: mail.Directory(filepath.Join(c.DataDir, mailDirectory)), sender: devSender,
 		sealingLifetime: config.DefaultSealingLifetime, evidence: devProving()}
 	defer func() { err = errors.Join(err, s.evidence.close()) }()

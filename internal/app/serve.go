@@ -48,9 +48,15 @@ type Ready struct {
 // nil once requests and reconciles in flight have finished. It writes one JSON line to stdout once
 // the server is ready, and the log to stderr.
 func Serve(ctx context.Context, c config.Config, stdout, stderr io.Writer) (err error) {
+	unlimited, err := c.Log.Logger(stderr)
+	if err != nil {
+		return err
+	}
+	logger, endLog := openLog(ctx, unlimited)
 	p := &production{config: c, handshakes: newHandshakeCounter()}
-	defer func() { err = errors.Join(err, p.end()) }()
-	if err := p.loadRuntime(ctx, stderr); err != nil {
+	defer func() { err = errors.Join(err, p.end()); endLog(err) }()
+	defer ignoreHangups(logger)()
+	if err := p.loadRuntime(ctx, logger); err != nil {
 		return err
 	}
 	l, err := p.listen(ctx)
@@ -79,7 +85,7 @@ func (p *production) end() error {
 
 // loadRuntime creates everything that the server needs before it listens. The parts that need no
 // store come first, so a wrong configuration changes nothing.
-func (p *production) loadRuntime(ctx context.Context, stderr io.Writer) (err error) {
+func (p *production) loadRuntime(ctx context.Context, logger *slog.Logger) (err error) {
 	if p.config.DataDir != "" {
 		if p.config.DataDir, err = filepath.Abs(p.config.DataDir); err != nil { // scripts may run in another folder
 			return fmt.Errorf("finding the data directory: %w", err)
@@ -88,7 +94,7 @@ func (p *production) loadRuntime(ctx context.Context, stderr io.Writer) (err err
 	if _, err := compliance.LoadCatalogues(p.config.Compliance.Catalogues); err != nil {
 		return fmt.Errorf("compliance.catalogues: %w", err)
 	}
-	if err := p.configureService(ctx, stderr); err != nil {
+	if err := p.configureService(ctx, logger); err != nil {
 		return err
 	}
 	if err := p.configureOperator(); err != nil {
@@ -106,14 +112,9 @@ func (p *production) loadRuntime(ctx context.Context, stderr io.Writer) (err err
 	return p.open(ctx)
 }
 
-// configureService sets up logging, tracing, time, and the settings of e-mail, backups and
-// evidence.
-func (p *production) configureService(ctx context.Context, stderr io.Writer) (err error) {
+// configureService sets up tracing, time, and the settings of e-mail, backups and evidence.
+func (p *production) configureService(ctx context.Context, logger *slog.Logger) (err error) {
 	c := p.config
-	logger, err := c.Log.Logger(stderr)
-	if err != nil {
-		return err
-	}
 	spans, err := newTracing(ctx, c.Tracing, logger)
 	if err != nil {
 		return err
@@ -239,8 +240,9 @@ func (p *production) serve(ctx context.Context, l net.Listener, stdout io.Writer
 	c := p.config
 	line := Ready{BaseURL: "http://" + l.Addr().String(), DataDir: c.DataDir, Identity: p.keys.Identity().ID(), Chain: p.log.Fingerprint()}
 	options := server.Config{
-		PublicURL: strings.TrimSuffix(c.PublicURL, "/"), TrustedProxies: c.TrustedProxies, Metrics: server.Metrics{Collectors: []prometheus.Collector{p.handshakes}},
-		Limits: gate.Limits{V1: c.Rate.V1, V2: c.Rate.V2, Address: c.Rate.Address, Registrations: c.Rate.Registrations},
+		PublicURL: strings.TrimSuffix(c.PublicURL, "/"), TrustedProxies: c.TrustedProxies, Log: server.Log{HideClients: !c.Log.ClientAddress}, Metrics: server.Metrics{Collectors: []prometheus.Collector{p.handshakes}},
+		Operations: server.Operations{Profiling: c.Operations.Profiling},
+		Limits:     gate.Limits{V1: c.Rate.V1, V2: c.Rate.V2, Address: c.Rate.Address, Registrations: c.Rate.Registrations},
 	}
 	if p.encryption != nil {
 		line.BaseURL = "https://" + l.Addr().String()

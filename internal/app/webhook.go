@@ -54,11 +54,14 @@ const (
 )
 
 // Run serves until ctx ends, then answers the reviews in flight and returns nil.
-func (o Webhook) Run(ctx context.Context) error {
-	logger, err := o.Log.Logger(o.Stderr)
+func (o Webhook) Run(ctx context.Context) (err error) {
+	unlimited, err := o.Log.Logger(o.Stderr)
 	if err != nil {
 		return err
 	}
+	logger, endLog := openLog(ctx, unlimited)
+	defer func() { endLog(err) }()
+	defer ignoreHangups(logger)()
 	o.Vault.Logger = logger
 	hook, err := admission.New(o.Vault)
 	if err != nil {

@@ -63,7 +63,13 @@ func (s *site) path(name string) string { return filepath.Join(s.dir, name) }
 // stops it.
 func (s *site) serve() (app.Ready, func()) {
 	s.t.Helper()
-	ctx, stop := context.WithCancel(s.t.Context())
+	return s.serveIn(s.t.Context())
+}
+
+// serveIn is serve until ctx ends.
+func (s *site) serveIn(ctx context.Context) (app.Ready, func()) {
+	s.t.Helper()
+	ctx, stop := context.WithCancel(ctx)
 	stdout, line := io.Pipe()
 	done := make(chan error, 1)
 	go func() {

@@ -54,10 +54,10 @@ func (s *Config) check() error {
 	for uid, tenant := range s.Kubernetes.NamespacesByUID {
 		need(uid != "" && authz.ValidID("ten", tenant), "kubernetes.namespacesByUID: %q: give the id of a tenant, ten_…", uid)
 	}
-	if s.Operations.Listen != "" {
-		_, _, err := net.SplitHostPort(s.Operations.Listen)
-		need(err == nil, "operations.listen: give host:port")
-	}
+	host, _, err := net.SplitHostPort(s.Operations.Listen)
+	need(err == nil || s.Operations.Listen == "", "operations.listen: give host:port")
+	need(!s.Operations.Profiling || isLoopback(host),
+		"operations.profiling: it needs a loopback address in operations.listen, such as 127.0.0.1:8201, since profiles ask for no key")
 	need(s.Kubernetes.Namespace == "" || len(validation.IsDNS1123Label(s.Kubernetes.Namespace)) == 0, "kubernetes.namespace: give the name of a namespace")
 	need(s.Kubernetes.Workers > 0, "kubernetes.workers: give at least 1")
 	need(s.Kubernetes.LooksPerMinute > 0, "kubernetes.looksPerMinute: give at least 1")

@@ -42,6 +42,9 @@ type Config struct {
 		// Listen is the address of /healthz, /readyz and /metrics in plain HTTP, for probes and
 		// scrapes inside your network. They are then on no other address.
 		Listen string `yaml:"listen"`
+		// Profiling adds /debug/pprof/ to operations.listen, which must be a loopback address:
+		// profiles show what the process does to everybody who reaches it, but no value.
+		Profiling bool `yaml:"profiling"`
 	} `yaml:"operations"`
 
 	Log     Log     `yaml:"log"`
@@ -177,6 +180,10 @@ type Log struct {
 	Level string `yaml:"level"`
 	// Format is the form of each line: json, or text for people.
 	Format string `yaml:"format"`
+	// ClientAddress has the line of a request name the client's address, as its audit entry does.
+	// Without it a flood cannot be traced to who sends it. Leave it out where addresses are personal
+	// data that the log must not keep.
+	ClientAddress bool `yaml:"clientAddress"`
 }
 
 // Logger returns a logger that writes to w, by default lines of JSON from info up.
@@ -228,7 +235,7 @@ const DefaultSealingLifetime = 30 * 24 * time.Hour
 func Default() Config {
 	var s Config
 	s.Listen = DefaultListen
-	s.Log = Log{Level: "info", Format: "json"}
+	s.Log = Log{Level: "info", Format: "json", ClientAddress: true}
 	s.Tracing.SampleRatio = 1
 	s.Store.Connections = 16
 	s.KMS.CacheTTL = keyring.DefaultCacheTTL

@@ -42,9 +42,11 @@ tls:
   terminated: false
 operations:
   listen: 127.0.0.1:8201
+  profiling: true
 log:
   level: debug
   format: text
+  clientAddress: false
 tracing:
   endpoint: http://127.0.0.1:4318/v1/traces
   sampleRatio: 0.25
@@ -146,7 +148,7 @@ func TestAnEmptyKeyHasItsDefault(t *testing.T) {
 		"mail.smtp.security": "starttls", "rate.v1": "1000", "rate.v2": "5000", "rate.address": "1000", "rate.registrations": "30", "trustedProxies": "[]",
 		"kubernetes.namespaces": "map[]", "kubernetes.namespacesByUID": "map[]", "kubernetes.workers": "16", "kubernetes.restartWorkloads": "false", "kubernetes.policy.types": "[]",
 		"kubernetes.webhook": "true",
-		"operations.listen":  "", "log.level": "info", "log.format": "json", "tracing.endpoint": "", "tracing.sampleRatio": "1",
+		"operations.listen":  "", "log.level": "info", "log.format": "json", "log.clientAddress": "true", "operations.profiling": "false", "tracing.endpoint": "", "tracing.sampleRatio": "1",
 		"audit.signing": "entry", "audit.verification": "24h0m0s", "audit.anchor.configMap": "latticekeep-audit-anchor", "audit.anchor.bucket": "",
 		"audit.retention.keep": "0s", "audit.retention.archive": "", "compliance.reports": "", "compliance.catalogues": "",
 	} {
@@ -182,9 +184,11 @@ func TestTheEnvironmentGoesBeforeTheFileAndAFlagBeforeBoth(t *testing.T) {
 		"LATTICEKEEP_LISTEN":                         {"127.0.0.1:1", "listen", "127.0.0.1:1"},
 		"LATTICEKEEP_PUBLIC_URL":                     {"https://other.example.org/", "publicURL", "https://other.example.org/"},
 		"LATTICEKEEP_TLS_PQ_REQUIRED":                {"false", "tls.pqRequired", "false"},
-		"LATTICEKEEP_OPERATIONS_LISTEN":              {":1", "operations.listen", ":1"},
+		"LATTICEKEEP_OPERATIONS_LISTEN":              {"[::1]:1", "operations.listen", "[::1]:1"},
 		"LATTICEKEEP_LOG_LEVEL":                      {"warn", "log.level", "warn"},
 		"LATTICEKEEP_LOG_FORMAT":                     {"text", "log.format", "text"},
+		"LATTICEKEEP_LOG_CLIENT_ADDRESS":             {"true", "log.clientAddress", "true"},
+		"LATTICEKEEP_OPERATIONS_PROFILING":           {"false", "operations.profiling", "false"},
 		"LATTICEKEEP_TRACING_ENDPOINT":               {"https://traces.example.org", "tracing.endpoint", "https://traces.example.org"},
 		"LATTICEKEEP_TRACING_SAMPLE_RATIO":           {"0.5", "tracing.sampleRatio", "0.5"},
 		"LATTICEKEEP_KUBERNETES_WORKERS":             {"5", "kubernetes.workers", "5"},
@@ -323,6 +327,9 @@ func TestACombinationThatCannotRunIsRefusedByItsKey(t *testing.T) {
 		"systemKeyFile: name the file that takes the first system key, or in systemKeySecret": {"LATTICEKEEP_SYSTEM_KEY_SECRET=latticekeep-system-key"},
 		"systemKeySecret: ":                     {"LATTICEKEEP_SYSTEM_KEY_FILE=", "LATTICEKEEP_SYSTEM_KEY_SECRET=a/b"},
 		"operations.listen: ":                   {"LATTICEKEEP_OPERATIONS_LISTEN=8201"},
+		"operations.profiling: it needs":        {"LATTICEKEEP_OPERATIONS_PROFILING=true"},
+		"operations.profiling: it needs a ":     {"LATTICEKEEP_OPERATIONS_PROFILING=true", "LATTICEKEEP_OPERATIONS_LISTEN=:8201"},
+		"operations.profiling: it needs a loop": {"LATTICEKEEP_OPERATIONS_PROFILING=true", "LATTICEKEEP_OPERATIONS_LISTEN=192.0.2.1:8201"},
 		"log.level: give debug, info, warn":     {"LATTICEKEEP_LOG_LEVEL=trace"},
 		"log.format: give json or text":         {"LATTICEKEEP_LOG_FORMAT=logfmt"},
 		"tracing.endpoint: ":                    {"LATTICEKEEP_TRACING_ENDPOINT=collector:4318"},

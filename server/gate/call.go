@@ -191,6 +191,15 @@ type Call struct {
 
 const callKey = "latticekeep/call"
 
+// PrincipalOf returns the known caller of a request, if there is one.
+func PrincipalOf(c *gin.Context) (p authz.Principal, known bool) {
+	call, admitted := c.Value(callKey).(*Call)
+	if !admitted || call.Caller.Kind == authz.Stranger {
+		return authz.Principal{}, false
+	}
+	return call.Caller.Principal, true
+}
+
 // Limits are rates in requests per minute, and a time.
 type Limits struct {
 	V1      int // per tenant; default 1000
