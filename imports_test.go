@@ -43,7 +43,7 @@ var ours = map[string]string{
 		"internal/sealing internal/kms internal/metrics internal/state internal/state/watch internal/store internal/store/bolt internal/store/format internal/store/postgres internal/fault",
 	"internal/config":  "api/v1beta1 controllers internal/sealing internal/mail internal/keyring internal/backup internal/audit internal/audit/writer internal/authz",
 	"internal/offline": "internal/vault internal/identity internal/keyring internal/kms internal/audit internal/audit/verify internal/store internal/store/bolt internal/store/format internal/store/postgres internal/fault",
-	"internal/doctor": "internal/vault internal/vault/record internal/identity internal/transit internal/keyring internal/state internal/audit internal/audit/verify internal/audit/writer internal/authz " +
+	"internal/doctor": "internal/vault internal/vault/record internal/identity internal/transit internal/keyring internal/state internal/audit internal/audit/entries internal/audit/verify internal/audit/writer internal/authz " +
 		"internal/store internal/fault",
 	"internal/export":    "api/client api/openapi/v2 internal/download internal/progress internal/objects internal/audit internal/audit/verify internal/authz internal/dualsig",
 	"internal/download":  "",
@@ -98,12 +98,13 @@ var ours = map[string]string{
 	"internal/mail":                "internal/keyring internal/authz internal/envelope internal/store internal/durable internal/fault internal/secret",
 	"internal/keyring":             "internal/backup internal/frame internal/authz internal/sealing internal/envelope internal/dualsig internal/kms internal/store internal/store/format internal/fault internal/secret",
 	"internal/audit":               "internal/authz internal/dualsig internal/store internal/frame internal/fault",
-	"internal/audit/chain":         "internal/audit internal/authz internal/dualsig internal/store internal/fault",
-	"internal/audit/writer":        "internal/audit internal/audit/chain internal/authz internal/dualsig internal/state internal/store internal/fault",
+	"internal/audit/chain":         "internal/audit internal/audit/entries internal/authz internal/dualsig internal/store internal/fault",
+	"internal/audit/entries":       "internal/audit internal/store",
+	"internal/audit/writer":        "internal/audit internal/audit/chain internal/audit/entries internal/authz internal/dualsig internal/state internal/store internal/fault",
 	"internal/audit/guard":         "internal/audit internal/audit/writer internal/authz internal/store internal/fault",
-	"internal/audit/verify":        "internal/audit internal/audit/chain internal/audit/writer internal/authz internal/dualsig internal/store internal/frame internal/fault",
-	"internal/audit/reader":        "internal/audit internal/audit/chain internal/audit/guard internal/audit/verify internal/audit/writer internal/authz internal/dualsig internal/store internal/fault",
-	"internal/audit/keeper":        "internal/audit internal/audit/chain internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/authz internal/dualsig internal/objects internal/store internal/fault",
+	"internal/audit/verify":        "internal/audit internal/audit/chain internal/audit/entries internal/audit/writer internal/authz internal/dualsig internal/store internal/frame internal/fault",
+	"internal/audit/reader":        "internal/audit internal/audit/chain internal/audit/entries internal/audit/guard internal/audit/verify internal/audit/writer internal/authz internal/dualsig internal/store internal/fault",
+	"internal/audit/keeper":        "internal/audit internal/audit/chain internal/audit/entries internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/authz internal/dualsig internal/objects internal/store internal/fault",
 	"internal/compliance":          "internal/audit internal/audit/verify internal/authz internal/fault",
 	"internal/compliance/assessor": "internal/compliance internal/audit internal/audit/guard internal/audit/reader internal/audit/verify internal/authz internal/store internal/frame internal/fault",
 	"internal/compliance/report":   "internal/compliance internal/audit internal/dualsig internal/authz internal/fault",
@@ -127,7 +128,7 @@ var ours = map[string]string{
 	"internal/kms":                     "internal/google internal/durable internal/frame internal/fault",
 	"internal/google":                  "internal/fault",
 	"internal/state/watch":             "internal/state internal/audit internal/audit/reader internal/audit/writer internal/authz internal/store internal/store/format internal/fault",
-	"internal/state":                   "internal/audit internal/store internal/frame internal/fault",
+	"internal/state":                   "internal/audit internal/audit/entries internal/store internal/frame internal/fault",
 	"internal/store":                   "",
 	"internal/store/bolt":              "internal/store internal/store/format internal/durable internal/fault",
 	"internal/store/postgres":          "internal/store internal/store/format internal/store/postgres/address internal/store/postgres/rowcache internal/fault",
@@ -148,7 +149,7 @@ var ours = map[string]string{
 	"test/kmstest":  "",
 	"test/timing":   "",
 	"test/chaos":    "",
-	"test/audittest": "internal/audit internal/audit/chain internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/authz internal/dualsig " +
+	"test/audittest": "internal/audit internal/audit/chain internal/audit/entries internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/authz internal/dualsig " +
 		"internal/fault internal/objects internal/store internal/store/bolt internal/store/postgres test/pgtest test/storetest",
 	"test/servertest": "internal/state api/openapi api/openapi/v2 internal/audit internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/authz internal/backup " +
 		"internal/compliance internal/compliance/assessor internal/compliance/report internal/custody internal/dualsig internal/fault " +

@@ -3,8 +3,8 @@
 // summaries, tree, checkpoints, segments, bases) and the state that replaying entries gives; it
 // opens no transaction of its own.
 //
-// Packages below it work on the log. In [chain], a [chain.Chain] reads it from the store. In
-// [writer], a [writer.Log] takes entries: an event joins the transaction of the change that it
+// Packages below it work on the log. Package [entries] reads the rows of entries. In [chain], a
+// [chain.Chain] reads the log from the store. In [writer], a [writer.Log] takes entries: an event joins the transaction of the change that it
 // records ([writer.Log.Append]), so neither is ever committed without the other. The store decides
 // the order when it commits: the hook [writer.Log.Commit] gives each event its sequence and time,
 // links it and signs it. A [guard.Guard] authorizes and records on behalf of services, a

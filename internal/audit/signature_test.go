@@ -15,6 +15,7 @@ import (
 	"filippo.io/mldsa"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/entries"
 	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/dualsig"
 	"github.com/latticekeep/latticekeep/internal/fault"
@@ -262,7 +263,7 @@ func TestAnIndependentImplementationVerifiesGroups(t *testing.T) {
 
 func readError(f *audittest.Fixture, sequence uint64) error {
 	return f.Store.View(f.T.Context(), func(r store.Reader) error {
-		_, err := audit.ReadEntry(r, sequence)
+		_, err := entries.Read(r, sequence)
 		return err
 	})
 }

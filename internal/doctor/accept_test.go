@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/entries"
 	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/doctor"
 	"github.com/latticekeep/latticekeep/internal/fault"
@@ -34,7 +35,7 @@ func (h *house) newest() (e *audit.Entry) {
 	h.must(h.raw.View(context.Background(), func(r store.Reader) error {
 		head, err := audit.ReadHead(r)
 		if err == nil {
-			e, err = audit.ReadEntry(r, head.Sequence)
+			e, err = entries.Read(r, head.Sequence)
 		}
 		return err
 	}))

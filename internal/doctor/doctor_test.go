@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/entries"
 	"github.com/latticekeep/latticekeep/internal/audit/guard"
 	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/audit/writer"
@@ -472,7 +473,7 @@ func TestAnAcceptedRowIsTheOneThatCounts(t *testing.T) {
 	}
 	var e *audit.Entry
 	h.must(h.raw.View(ctx, func(r store.Reader) (err error) {
-		e, err = audit.ReadEntry(r, done.First)
+		e, err = entries.Read(r, done.First)
 		return err
 	}))
 	if e.EventType != audit.StateRowsAccepted || e.TenantID != "system" || e.Attributes["reason"] != "checked by hand" || e.Attributes["rows"] != "3" ||

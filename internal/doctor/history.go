@@ -15,13 +15,14 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/entries"
 	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
 // scanLog passes the stored entries to visit, oldest first. The caller has verified them.
 func scanLog(ctx context.Context, s store.Store, visit func(*audit.Entry)) error {
-	err := audit.ScanEntries(ctx, s, audit.EntryRange, func(r audit.EntryRow) error {
+	err := entries.ScanAll(ctx, s, audit.EntryRange, func(r entries.Row) error {
 		e, err := audit.DecodeStoredEntry(r.Row, r.Batch)
 		if err != nil {
 			return audit.ErrDamagedLog

@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/entries"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
@@ -249,7 +250,7 @@ func checkEntry(r store.Reader, h head) error {
 	if h.entry == 0 {
 		return nil
 	}
-	e, err := audit.ReadEntry(r, h.entry)
+	e, err := entries.Read(r, h.entry)
 	if errors.Is(err, audit.ErrNoEntry) {
 		if base, read := r.Get(audit.BaseKey); read == nil && base != nil {
 			return nil // it was archived

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/entries"
 	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/dualsig"
@@ -657,7 +658,7 @@ func newestEntry(f *fixture) (e *audit.Entry, err error) {
 	err = f.raw.View(context.Background(), func(r store.Reader) error {
 		head, err := audit.ReadHead(r)
 		if err == nil {
-			e, err = audit.ReadEntry(r, head.Sequence)
+			e, err = entries.Read(r, head.Sequence)
 		}
 		return err
 	})

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/entries"
 	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/objects"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -45,7 +46,7 @@ func (f *Fixture) Old() map[uint64]string {
 func (f *Fixture) Hashes() map[uint64]string {
 	f.T.Helper()
 	hashes := make(map[uint64]string)
-	err := audit.ScanEntries(f.T.Context(), f.Store, audit.EntryRange, func(row audit.EntryRow) error {
+	err := entries.ScanAll(f.T.Context(), f.Store, audit.EntryRange, func(row entries.Row) error {
 		e, err := DecodeRow(row.Row, row.Batch)
 		if err == nil {
 			hashes[e.Sequence] = e.Hash

@@ -25,6 +25,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/chain"
+	"github.com/latticekeep/latticekeep/internal/audit/entries"
 	"github.com/latticekeep/latticekeep/internal/audit/guard"
 	"github.com/latticekeep/latticekeep/internal/audit/reader"
 	"github.com/latticekeep/latticekeep/internal/audit/verify"
@@ -322,7 +323,7 @@ func (f *Fixture) Read(sequence uint64) *audit.Entry {
 	f.T.Helper()
 	var e *audit.Entry
 	err := f.Store.View(f.T.Context(), func(r store.Reader) (err error) {
-		e, err = audit.ReadEntry(r, sequence)
+		e, err = entries.Read(r, sequence)
 		return err
 	})
 	if err != nil {
@@ -523,20 +524,20 @@ func OnAllCores(n int, do func(i int)) {
 }
 
 // Entries returns the whole log.
-func (f *Fixture) Entries() (entries []*audit.Entry) {
+func (f *Fixture) Entries() (all []*audit.Entry) {
 	f.T.Helper()
 	for key := range f.RowsOf(audit.EntryRange) {
 		err := f.Store.View(context.Background(), func(r store.Reader) error {
-			e, err := audit.ReadEntry(r, binary.BigEndian.Uint64([]byte(key)[len(key)-8:]))
-			entries = append(entries, e)
+			e, err := entries.Read(r, binary.BigEndian.Uint64([]byte(key)[len(key)-8:]))
+			all = append(all, e)
 			return err
 		})
 		if err != nil {
 			f.T.Fatal(err)
 		}
 	}
-	slices.SortFunc(entries, func(a, b *audit.Entry) int { return int(a.Sequence) - int(b.Sequence) })
-	return entries
+	slices.SortFunc(all, func(a, b *audit.Entry) int { return int(a.Sequence) - int(b.Sequence) })
+	return all
 }
 
 // RowsOf returns the rows of some ranges by key.

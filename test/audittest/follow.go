@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/entries"
 	"github.com/latticekeep/latticekeep/internal/audit/reader"
 	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/authz"
@@ -154,7 +155,7 @@ func (f *Fixture) CutTail(to uint64) {
 			return err
 		}
 		for n := head.Sequence; n > to; n-- {
-			e, err := audit.ReadEntry(tx, n)
+			e, err := entries.Read(tx, n)
 			if errors.Is(err, audit.ErrNoEntry) {
 				continue // an accepted rollback skipped the sequence
 			}
@@ -165,7 +166,7 @@ func (f *Fixture) CutTail(to uint64) {
 				return err
 			}
 		}
-		e, err := audit.ReadEntry(tx, to)
+		e, err := entries.Read(tx, to)
 		if err != nil {
 			return err
 		}

@@ -3,7 +3,6 @@ package chain
 import (
 	"bytes"
 	"context"
-	"crypto/sha3"
 	"errors"
 	"fmt"
 	"slices"
@@ -11,6 +10,7 @@ import (
 	"golang.org/x/mod/sumdb/tlog"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/entries"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
@@ -105,7 +105,7 @@ func (ch *Chain) hasCheckpoint(r store.Reader, epochs []audit.Epoch, c audit.Che
 	if !ok || index+1 != c.Size || audit.EpochOf(epochs, c.Sequence).Number != c.Epoch {
 		return false, nil
 	}
-	e, err := audit.ReadEntry(r, c.Sequence)
+	e, err := entries.Read(r, c.Sequence)
 	switch {
 	case errors.Is(err, audit.ErrNoEntry):
 		// The entry may be in the archive. Then the tree has its leaf.
@@ -156,7 +156,7 @@ func HasCheckpointEntry(r store.Reader, head audit.Position, c audit.Checkpoint)
 	if c.Sequence > head.Sequence {
 		return false, nil
 	}
-	e, err := audit.ReadEntry(r, c.Sequence)
+	e, err := entries.Read(r, c.Sequence)
 	if errors.Is(err, audit.ErrNoEntry) || audit.IsDamage(err) {
 		return false, nil
 	}
@@ -166,7 +166,7 @@ func HasCheckpointEntry(r store.Reader, head audit.Position, c audit.Checkpoint)
 // HasEntry reports whether the log has an entry, either in the database or, as the tree shows, in
 // the archive.
 func (ch *Chain) HasEntry(r store.Reader, at audit.Position) (bool, error) {
-	hash, err := audit.ReadHash(r, at.Sequence)
+	hash, err := entries.ReadHash(r, at.Sequence)
 	if !errors.Is(err, audit.ErrNoEntry) {
 		return err == nil && hash == at.Hash, audit.IgnoreDamagedRows(err)
 	}
@@ -254,7 +254,7 @@ func (s TreeView) entry(sequence uint64) (*audit.Entry, error) {
 	if sequence <= s.cut {
 		return nil, audit.ErrNoEntry
 	}
-	return audit.ReadEntry(s.Reader, sequence)
+	return entries.Read(s.Reader, sequence)
 }
 
 // HashOf returns the hash of the row that the database has for an entry. The row may be forged:
@@ -263,18 +263,7 @@ func (s TreeView) HashOf(sequence uint64) (hash [32]byte, err error) {
 	if sequence <= s.cut {
 		return hash, audit.ErrNoEntry
 	}
-	row, err := s.Reader.Get(audit.EntryKey(sequence))
-	switch {
-	case err != nil:
-		return hash, fmt.Errorf("reading an audit entry: %w", err)
-	case row == nil:
-		return hash, audit.ErrNoEntry
-	}
-	core, _, err := audit.SplitRow(row)
-	if err != nil {
-		return hash, audit.ErrDamagedLog
-	}
-	return sha3.Sum256(core), nil
+	return entries.ReadHash(s.Reader, sequence)
 }
 
 // RootAt returns the root of the tree when it had the given size.

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/entries"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
@@ -65,7 +66,7 @@ func (ch *Chain) AcceptedEpochs(r store.Reader, head audit.Position) (epochs []a
 			continue
 		}
 		loss := row.LossAfter(previous)
-		e, err := audit.ReadEntry(r, row.First)
+		e, err := entries.Read(r, row.First)
 		switch {
 		case errors.Is(err, audit.ErrNoEntry):
 			base, err := ch.BaseOf(r)
@@ -104,7 +105,7 @@ func (ch *Chain) VerifyForeignHead(r store.Reader, head audit.Position) (audit.H
 		return audit.Head{}, nil, fmt.Errorf("reading the newest audit entry: %w", err)
 	}
 	rows.Reader = r
-	e, err := audit.ReadStoredEntry(&rows, head.Sequence)
+	e, err := entries.ReadStored(&rows, head.Sequence)
 	if err != nil || !bytes.Equal(rows.entries[0].Key, audit.EntryKey(head.Sequence)) || e.Entry.Position() != head || !e.Verify(ch.Key, &rows.Memo) {
 		if err == nil || errors.Is(err, audit.ErrNoEntry) {
 			err = audit.ErrDamagedLog
@@ -141,7 +142,7 @@ func (r *RecentRows) Get(key []byte) ([]byte, error) {
 // row. The memo may be nil. Error: audit.ErrDamagedLog.
 func (ch *Chain) VerifyTenantHead(r store.Reader, tenant string, p audit.TenantHead, m *audit.Memo) error {
 	if p.Sequence > 0 {
-		e, err := audit.ReadStoredEntry(r, p.Last.Sequence)
+		e, err := entries.ReadStored(r, p.Last.Sequence)
 		switch {
 		case err == nil && p.IsOf(e.Entry, tenant) && e.Verify(ch.Key, m):
 			return nil
@@ -205,9 +206,9 @@ func (ch *Chain) VerifiedHead(ctx context.Context) (head audit.Head, err error) 
 		if head.Position, err = audit.ReadHead(r); err != nil {
 			return err
 		}
-		newest, err := audit.ReadNewestSequence(r)
+		newest, err := entries.ReadNewest(r)
 		if err == nil && newest > 0 {
-			last, err = audit.ReadEntry(r, newest)
+			last, err = entries.Read(r, newest)
 		}
 		if err == nil {
 			head.Epoch, err = ch.CurrentEpoch(r, head.Position)

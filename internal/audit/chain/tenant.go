@@ -9,6 +9,7 @@ import (
 	"sort"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/entries"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -100,7 +101,7 @@ func runOf(rows []audit.IndexRow) int {
 // readRun reads the entries of a run of rows, newest first.
 func readRun(r store.Reader, rows []audit.IndexRow) ([]audit.StoredEntry, error) {
 	if len(rows) == 1 {
-		e, err := audit.ReadStoredEntry(r, rows[0].Sequence)
+		e, err := entries.ReadStored(r, rows[0].Sequence)
 		if fault.Of(err) == fault.NotFound {
 			err = audit.ErrDamagedLog
 		}
@@ -108,7 +109,7 @@ func readRun(r store.Reader, rows []audit.IndexRow) ([]audit.StoredEntry, error)
 	}
 	kept := make([][]byte, 0, len(rows))
 	rng := store.Range{From: audit.EntryKey(rows[len(rows)-1].Sequence), To: audit.EntryKey(rows[0].Sequence + 1), Reverse: true}
-	err := r.Scan(rng, func(key, value []byte) bool {
+	err := entries.Scan(r, rng, func(key, value []byte) bool {
 		if bytes.Equal(key, audit.EntryKey(rows[len(kept)].Sequence)) {
 			kept = append(kept, bytes.Clone(value))
 		}
@@ -181,7 +182,7 @@ func LastChange(r store.Reader, tenant authz.TenantID, credential string) (audit
 	if err != nil {
 		return "", err
 	}
-	e, err := audit.ReadEntry(r, at.Sequence)
+	e, err := entries.Read(r, at.Sequence)
 	if err != nil {
 		return "", err
 	}

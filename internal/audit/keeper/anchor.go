@@ -15,6 +15,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/chain"
+	"github.com/latticekeep/latticekeep/internal/audit/entries"
 	"github.com/latticekeep/latticekeep/internal/audit/guard"
 	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/authz"
@@ -381,7 +382,7 @@ func wasStartedLately(r store.Reader, place string, now time.Time) (begun bool, 
 			break
 		}
 		var e *audit.Entry
-		if e, err = audit.ReadEntry(r, sequence); err == nil {
+		if e, err = entries.Read(r, sequence); err == nil {
 			begun = e.Attributes[audit.AttributePlace] == place
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/entries"
 	"github.com/latticekeep/latticekeep/internal/audit/reader"
 	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/audit/writer"
@@ -200,7 +201,7 @@ func (c *Cutter) choose(ctx context.Context, from cutFrom) (s audit.Segment, n u
 	}
 	var count, size, group uint64 // group: last sequence of the current group
 	rng := store.Range{From: audit.EntryKey(from.next()), To: audit.EntryKey(from.limit + 1)}
-	err = audit.ScanEntries(ctx, c.Log.Chain.Store, rng, func(row audit.EntryRow) error {
+	err = entries.ScanAll(ctx, c.Log.Chain.Store, rng, func(row entries.Row) error {
 		at, err := audit.DecodeStoredEntry(row.Row, row.Batch)
 		if err != nil {
 			return audit.ErrDamagedLog
@@ -236,7 +237,7 @@ func (c *Cutter) due(ctx context.Context, from cutFrom, old time.Time, most uint
 	var first, last *audit.Entry
 	err = c.Log.Chain.Store.View(ctx, func(r store.Reader) error {
 		var bad error
-		err := r.Scan(store.Range{From: audit.EntryKey(from.next()), To: audit.EntryKey(from.limit + 1)}, func(_, row []byte) bool {
+		err := entries.Scan(r, store.Range{From: audit.EntryKey(from.next()), To: audit.EntryKey(from.limit + 1)}, func(_, row []byte) bool {
 			var at audit.StoredEntry
 			at, bad = audit.DecodeStoredEntry(bytes.Clone(row), audit.NoSignature)
 			first = at.Entry
@@ -247,7 +248,7 @@ func (c *Cutter) due(ctx context.Context, from cutFrom, old time.Time, most uint
 		}
 		// An epoch that began in between skips sequences, so this can be another entry or none. If
 		// there is none, the segment is due when its first entry is late.
-		last, err = audit.ReadEntry(r, first.Sequence+most-1)
+		last, err = entries.Read(r, first.Sequence+most-1)
 		if errors.Is(err, audit.ErrNoEntry) {
 			return nil
 		}
@@ -396,10 +397,7 @@ func (c *Cutter) leftOver(ctx context.Context) (newest audit.Segment, found bool
 		if newest, err = audit.NewestSegment(r); err != nil || newest.To == 0 {
 			return err
 		}
-		err := r.Scan(store.Range{From: audit.EntryRange.From, To: audit.EntryKey(newest.To + 1)}, func(_, _ []byte) bool {
-			found = true
-			return false
-		})
+		found, err = entries.Exist(r, store.Range{From: audit.EntryRange.From, To: audit.EntryKey(newest.To + 1)})
 		if err == nil && found {
 			row, err = r.Get(audit.BaseKey)
 			row = bytes.Clone(row)

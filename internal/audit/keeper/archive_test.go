@@ -19,6 +19,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/chain"
+	"github.com/latticekeep/latticekeep/internal/audit/entries"
 	"github.com/latticekeep/latticekeep/internal/audit/reader"
 	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/audit/writer"
@@ -161,7 +162,7 @@ func TestACutEndsAtCheckpointsAndGroups(t *testing.T) {
 	a, _ := f.Folder()
 	written := f.Old()
 	ends := make(map[uint64]bool) // last sequences of groups
-	err := audit.ScanEntries(t.Context(), f.Store, audit.EntryRange, func(row audit.EntryRow) error {
+	err := entries.ScanAll(t.Context(), f.Store, audit.EntryRange, func(row entries.Row) error {
 		at, err := audit.DecodeStoredEntry(row.Row, row.Batch)
 		if err == nil && (at.Proof.N == 0 || at.Proof.Index+1 == at.Proof.N) {
 			ends[at.Entry.Sequence] = true

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/entries"
 	"github.com/latticekeep/latticekeep/internal/audit/reader"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -64,7 +65,7 @@ func TestATenantGoesOnFromAnEntryThatIsArchived(t *testing.T) {
 			_ = f.Store.View(t.Context(), func(r store.Reader) (err error) {
 				newest, err := audit.ReadTenantHead(r, string(audittest.TenantB))
 				last = newest.Sequence
-				if _, missing := audit.ReadHash(r, 1); !errors.Is(missing, audit.ErrNoEntry) {
+				if _, missing := entries.ReadHash(r, 1); !errors.Is(missing, audit.ErrNoEntry) {
 					t.Error("nothing is archived")
 				}
 				return err

@@ -15,6 +15,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/chain"
+	"github.com/latticekeep/latticekeep/internal/audit/entries"
 	"github.com/latticekeep/latticekeep/internal/audit/reader"
 	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/authz"
@@ -229,7 +230,7 @@ func TestTheTreeNeedsNoEntriesThatWereCut(t *testing.T) {
 	}
 	err = f.Store.Update(t.Context(), func(tx store.Tx) error {
 		for n := uint64(1); n <= 400; n++ {
-			e, err := audit.ReadEntry(tx, n)
+			e, err := entries.Read(tx, n)
 			if err == nil {
 				err = errors.Join(tx.Delete(audit.EntryKey(n)), tx.Delete(audit.TenantKey(e.TenantID, e.TenantSequence)))
 			}
@@ -294,7 +295,7 @@ func TestADamagedTreeProvesNothing(t *testing.T) {
 		"a tile too long":  func(tx store.Tx) error { return tx.Put(audit.TileKey(0, 1), make([]byte, 257*32)) },
 		"a tile and a bit": func(tx store.Tx) error { return tx.Put(audit.TileKey(0, 2), make([]byte, 255*32+1)) },
 		"the index": func(tx store.Tx) error {
-			e, err := audit.ReadEntry(tx, 301)
+			e, err := entries.Read(tx, 301)
 			if err != nil {
 				return err
 			}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/chain"
+	"github.com/latticekeep/latticekeep/internal/audit/entries"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -66,7 +67,7 @@ func (rd *Reader) FindState(ctx context.Context) (sequence uint64, err error) {
 		}
 		rng.From, previous = audit.EntryKey(base.Head.Sequence+1), base.Head.PreviousHash()
 	}
-	err = audit.ScanEntries(ctx, rd.chain.Store, rng, func(row audit.EntryRow) error {
+	err = entries.ScanAll(ctx, rd.chain.Store, rng, func(row entries.Row) error {
 		e, err := audit.DecodeStoredEntry(row.Row, row.Batch)
 		if err != nil || e.Entry.PreviousHash != previous {
 			return audit.ErrDamagedLog
@@ -237,7 +238,7 @@ func (s *typeSweep) readEntryAt(r store.Reader, n uint64, row audit.IndexRow) er
 	if !slices.Contains(s.types, row.EventType) {
 		return nil // the summary keys of two types collide
 	}
-	e, err := audit.ReadEntry(r, row.Sequence)
+	e, err := entries.Read(r, row.Sequence)
 	if fault.Of(err) == fault.NotFound || err == nil && (e.Position() != row.Position || e.TenantID != s.tenant || e.TenantSequence != n) {
 		err = audit.ErrDamagedLog
 	}
@@ -366,7 +367,7 @@ func replayPage(r store.Reader, tenant string, at ReplayPoint, to uint64) (page 
 			return nil, false, err
 		}
 		var s audit.StoredEntry
-		if s, err = audit.ReadRequiredEntry(r, sequence); err == nil {
+		if s, err = entries.ReadRequired(r, sequence); err == nil {
 			page = append(page, s)
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/go-json-experiment/json"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/entries"
 	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/dualsig"
 	"github.com/latticekeep/latticekeep/internal/fault"
@@ -247,7 +248,7 @@ func (lv *LiveVerifier) lacksVerified(r store.Reader, head audit.Position, v *Ve
 // or the head if that comes first.
 func stepTo(r store.Reader, from, head uint64) (uint64, error) {
 	last := head
-	err := r.Scan(store.Range{From: audit.EntryKey(from + liveStep), To: audit.EntryKey(head + 1)}, func(key, _ []byte) bool {
+	err := entries.Scan(r, store.Range{From: audit.EntryKey(from + liveStep), To: audit.EntryKey(head + 1)}, func(key, _ []byte) bool {
 		last = audit.SequenceOf(key[len(audit.EntryRange.From):])
 		return false
 	})
@@ -486,7 +487,7 @@ func (lv *LiveVerifier) resume(ctx context.Context, most time.Duration) (bool, e
 		if err != nil || head.Sequence < w.Sequence() {
 			return err
 		}
-		e, err := audit.ReadEntry(r, w.Sequence())
+		e, err := entries.Read(r, w.Sequence())
 		if audit.IsDamage(err) || fault.Of(err) == fault.NotFound || err == nil && e.Position() != w.Head {
 			return nil // the log is another one than the verified one, or its oldest entries were archived since
 		}

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/entries"
 	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/authz"
@@ -335,7 +336,7 @@ func TestWhatAForgerDoesIsReported(t *testing.T) {
 func (v *victim) forged(t *testing.T) {
 	k := v.lostFrom / 2
 	entry := func(tx store.Tx, n uint64) *audit.Entry {
-		e, err := audit.ReadEntry(tx, n)
+		e, err := entries.Read(tx, n)
 		if err != nil {
 			panic(err)
 		}
@@ -424,7 +425,7 @@ func TestAnOlderCopyIsToldByAnOlderCheckpoint(t *testing.T) {
 func (v *victim) rewrite(tx store.Tx, from, to uint64, change func(*audit.Entry)) error {
 	renamed := make(map[string]string)
 	for n := from; n <= to; n++ {
-		e, err := audit.ReadEntry(tx, n)
+		e, err := entries.Read(tx, n)
 		if err == audit.ErrNoEntry {
 			continue
 		}
@@ -466,7 +467,7 @@ func (v *victim) put(tx store.Tx, e *audit.Entry) error {
 
 // cut removes the entries after a sequence and everything derived from them.
 func (v *victim) cut(tx store.Tx, last uint64) error {
-	e, err := audit.ReadEntry(tx, last)
+	e, err := entries.Read(tx, last)
 	if err != nil {
 		return err
 	}

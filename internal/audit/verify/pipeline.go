@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/entries"
 	"github.com/latticekeep/latticekeep/internal/dualsig"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
@@ -192,7 +193,7 @@ func (v *Verifier) examine(b *stretch, view func(func(store.Reader) error) error
 		return nil
 	}
 	return view(func(r store.Reader) error {
-		err := r.Scan(*b.rows, func(key, value []byte) bool {
+		err := entries.Scan(r, *b.rows, func(key, value []byte) bool {
 			b.items = append(b.items, Item{key: key, row: value})
 			return true
 		})

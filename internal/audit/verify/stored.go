@@ -12,6 +12,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/chain"
+	"github.com/latticekeep/latticekeep/internal/audit/entries"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
@@ -187,7 +188,7 @@ func (w *storeWalk) reach(to uint64) error {
 	}
 	var next []byte
 	err := w.view(func(r store.Reader) error {
-		return r.Scan(store.Range{From: audit.EntryKey(min(to, audit.MaxInteger) + 1), To: audit.EntryRange.To}, func(key, _ []byte) bool {
+		return entries.Scan(r, store.Range{From: audit.EntryKey(min(to, audit.MaxInteger) + 1), To: audit.EntryRange.To}, func(key, _ []byte) bool {
 			next = bytes.Clone(key)
 			return false
 		})
@@ -340,10 +341,8 @@ func (w *storeWalk) hasUnremovedEntries() (found bool, err error) {
 		return false, nil
 	}
 	err = w.view(func(r store.Reader) error {
-		return r.Scan(store.Range{From: audit.EntryRange.From, To: audit.EntryKey(w.base.Head.Sequence + 1)}, func(_, _ []byte) bool {
-			found = true
-			return false
-		})
+		found, err = entries.Exist(r, store.Range{From: audit.EntryRange.From, To: audit.EntryKey(w.base.Head.Sequence + 1)})
+		return err
 	})
 	if err != nil {
 		return false, fmt.Errorf("reading the log: %w", err)
@@ -662,7 +661,7 @@ func (w *storeWalk) findStrayBatches() error {
 			return nil // left over from a cut
 		}
 		return w.view(func(r store.Reader) error {
-			b, err := r.Get(audit.EntryKey(first))
+			b, err := entries.ReadRow(r, first)
 			if of, ok := audit.RowBatch(b); err == nil && (!ok || of != first) {
 				w.suspect(w.clamp(first), "a signature of a group has no group")
 			}

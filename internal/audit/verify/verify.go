@@ -16,6 +16,7 @@ import (
 	"golang.org/x/mod/sumdb/tlog"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/entries"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/dualsig"
 	"github.com/latticekeep/latticekeep/internal/fault"
@@ -166,7 +167,7 @@ func (v *Verifier) AddRange(ctx context.Context, s store.Store, rng store.Range)
 func stretchStarts(r store.Reader, rng store.Range, starts [][]byte) ([][]byte, bool, error) {
 	for len(starts) < 64 {
 		var first []byte
-		err := r.Scan(rng, func(key, _ []byte) bool {
+		err := entries.Scan(r, rng, func(key, _ []byte) bool {
 			first = bytes.Clone(key)
 			return false
 		})

@@ -16,6 +16,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/chain"
+	"github.com/latticekeep/latticekeep/internal/audit/entries"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
@@ -204,7 +205,7 @@ func (l *Log) lastCommon(r store.Reader, epochs []audit.Epoch, head audit.Positi
 			failed = audit.TreeError(err)
 			return true
 		}
-		e, err := audit.ReadEntry(r, audit.SequenceAt(epochs, least+int64(i)))
+		e, err := entries.Read(r, audit.SequenceAt(epochs, least+int64(i)))
 		if err != nil && !errors.Is(err, audit.ErrNoEntry) && !audit.IsDamage(err) {
 			failed = err
 		}
@@ -215,7 +216,7 @@ func (l *Log) lastCommon(r store.Reader, epochs []audit.Epoch, head audit.Positi
 		return audit.Checkpoint{}, failed
 	}
 	if n > 0 {
-		e, err := audit.ReadEntry(r, audit.SequenceAt(epochs, size-1))
+		e, err := entries.Read(r, audit.SequenceAt(epochs, size-1))
 		if err != nil {
 			return audit.Checkpoint{}, err
 		}

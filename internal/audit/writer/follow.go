@@ -13,6 +13,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/chain"
+	"github.com/latticekeep/latticekeep/internal/audit/entries"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
@@ -174,7 +175,7 @@ func (f *Follower) begin(ctx context.Context) (s step, err error) {
 func (s *step) read(ctx context.Context, db store.Store) error {
 	n := 0
 	rng := store.Range{From: audit.EntryKey(s.from.Sequence + 1), To: audit.EntryKey(s.head.Sequence + 1)}
-	err := audit.ScanEntries(ctx, db, rng, func(row audit.EntryRow) error {
+	err := entries.ScanAll(ctx, db, rng, func(row entries.Row) error {
 		e, err := audit.DecodeStoredEntry(row.Row, row.Batch)
 		if err != nil {
 			return audit.ErrDamagedLog
@@ -249,7 +250,7 @@ func (s *step) write(tx store.Tx, signed []byte) error {
 	}
 	// Someone may have put an older copy of the database in place since the step read its entries.
 	// Nothing is signed about entries that are no longer there.
-	hash, err := audit.ReadHash(tx, s.at.Sequence)
+	hash, err := entries.ReadHash(tx, s.at.Sequence)
 	if errors.Is(err, audit.ErrNoEntry) || errors.Is(err, audit.ErrDamagedLog) || err == nil && hash != s.at.Hash {
 		return errOutrun
 	}
@@ -353,7 +354,7 @@ func (f *Follower) readState(ctx context.Context) (g storeState, err error) {
 		}
 		// Entries under a signed checkpoint, or written by this process, need no verification.
 		if now = g.followed.Head(); now.Newer(since) {
-			hash, err := audit.ReadHash(r, now.Sequence)
+			hash, err := entries.ReadHash(r, now.Sequence)
 			if err != nil || hash != now.Hash {
 				now = audit.Head{}
 			}

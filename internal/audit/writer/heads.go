@@ -9,6 +9,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/chain"
+	"github.com/latticekeep/latticekeep/internal/audit/entries"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
@@ -62,7 +63,7 @@ func (h *heads) settleHead(tx store.Tx, a *acceptance) (audit.Head, error) {
 	case h.committed.Position:
 		// The last commit failed. It leaves no entry behind.
 		now, persisted = h.committed, false
-		if _, err := audit.ReadHash(tx, head.Sequence+1); !errors.Is(err, audit.ErrNoEntry) {
+		if _, err := entries.ReadHash(tx, head.Sequence+1); !errors.Is(err, audit.ErrNoEntry) {
 			return audit.Head{}, cmp.Or(err, error(audit.ErrDamagedLog))
 		}
 	default:
@@ -183,7 +184,7 @@ func (h *heads) checkTenantHead(tx store.Tx, tenant string) error {
 	}
 	h.readable.Store(tenant, nil)
 	if w := h.written.latest.Load(); shared && w != nil {
-		_, err = tx.Get(audit.EntryKey(w.head.Sequence)) // prefetched for settleHead, which looks for this entry
+		_, err = entries.ReadRow(tx, w.head.Sequence) // prefetched for settleHead, which looks for this entry
 	}
 	return err
 }
@@ -192,7 +193,7 @@ func (h *heads) checkTenantHead(tx store.Tx, tenant string) error {
 func prefetchEntry(r store.Reader, p audit.TenantHead) error {
 	head, err := audit.ReadHead(r)
 	if err == nil && p.Last.Sequence+chain.MaxRecentRows <= head.Sequence {
-		_, _, err = audit.ReadEntryRows(r, p.Last.Sequence)
+		_, _, err = entries.ReadRows(r, p.Last.Sequence)
 	}
 	return err
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/entries"
 	"github.com/latticekeep/latticekeep/internal/audit/keeper"
 	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/audit/writer"
@@ -100,7 +101,7 @@ func TestNoReplicaForksAHistoryThatSomebodyRewrites(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		e, err := audit.ReadEntry(tx, row.Sequence)
+		e, err := entries.Read(tx, row.Sequence)
 		if err != nil {
 			return err
 		}
@@ -288,7 +289,7 @@ func TestAForeignHeadIsVerified(t *testing.T) {
 			return errors.Join(err, tx.Put(audit.HeadKey, head.Encode()))
 		},
 		"of an entry that is not signed": func(tx store.Tx, _ *audittest.Replica) error {
-			e, err := audit.ReadEntry(tx, 4)
+			e, err := entries.Read(tx, 4)
 			if err != nil {
 				return err
 			}
@@ -302,7 +303,7 @@ func TestAForeignHeadIsVerified(t *testing.T) {
 				tx.Put(audit.HeadKey, audit.Position{Sequence: 5, Micros: e.Position().Micros, Hash: sum}.Encode()))
 		},
 		"of an earlier entry": func(tx store.Tx, _ *audittest.Replica) error {
-			e, err := audit.ReadEntry(tx, 2)
+			e, err := entries.Read(tx, 2)
 			if err != nil {
 				return err
 			}
