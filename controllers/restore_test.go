@@ -33,6 +33,7 @@ func TestRestoredObjectsKeepTheirValues(t *testing.T) {
 	}{
 		{"the same object made again goes on with its entry", w.testAgain},
 		{"another form of it waits to be told", w.testFormer},
+		{"what went on unasked goes nowhere else unasked", w.testBound},
 		{"whoever sets adoptFrom needs the verb adopt", w.testAdoptVerb},
 		{"a foreign entry and an absent one are the same answer", w.testForeignEntry},
 		{"a Secret of a former object is not overwritten by generated values", w.testFormerSecret},
@@ -173,6 +174,130 @@ func (w *world) testFormer(t *testing.T) {
 	}), v1beta1.ReasonFormerValues, "of its own")
 	// Somebody deletes the entry: nothing is left to ask about.
 	must(t, w.vault.Delete(t.Context(), w.tenant(ns), first.Status.CredentialID))
+}
+
+// testBound has objects of the same form go on with kept values, and then change the form: in two
+// steps too, those values get nowhere else unasked.
+func (w *world) testBound(t *testing.T) {
+	w, ns := w.in(t)
+	w.kubectl("apply", "-k", "../config/admission")
+	again := func(sc *v1beta1.SealedCredential) (*v1beta1.SealedCredential, map[string]string) {
+		t.Helper()
+		copied := sc.DeepCopy()
+		first, values := w.made(sc)
+		w.gone(first)
+		back, _ := w.awaitTarget(w.create(copied), 1, values)
+		if back.Status.CredentialID != first.Status.CredentialID {
+			t.Fatalf("%s does not go on with its entry", sc.Name)
+		}
+		return back, values
+	}
+	// The name of a target cannot be changed, but a target can be removed and given again.
+	changed := func(sc *v1beta1.SealedCredential, change func(*v1beta1.SealedCredential)) *v1beta1.SealedCredential {
+		w.change(sc, func(sc *v1beta1.SealedCredential) { sc.Spec.Target = nil })
+		return w.change(sc, func(sc *v1beta1.SealedCredential) { sc.Spec.Target = &v1beta1.Target{}; change(sc) })
+	}
+	elsewhere := func(sc *v1beta1.SealedCredential) { sc.Spec.Target.Name = sc.Name + "-elsewhere" }
+	absent := func(name string) {
+		t.Helper()
+		if err := w.admin.Get(t.Context(), client.ObjectKey{Namespace: ns, Name: name}, new(corev1.Secret)); !apierrors.IsNotFound(err) {
+			t.Errorf("the Secret %s exists: %v", name, err)
+		}
+	}
+
+	// A changed target, its labels, another source and a Secret that hands over only half of it are
+	// one answer. The last accepted target stays.
+	two := generated(ns, "pg")
+	two.Spec.Generate = append(two.Spec.Generate, v1beta1.Generator{Key: "token", Random: &v1beta1.Random{}})
+	spec := two.Spec
+	sc, values := again(two)
+	mine := w.secret(ns, "mine", map[string]string{v1beta1.AnnotationAdopt: "pg"}, map[string]string{"password": "known"})
+	for what, change := range map[string]func(*v1beta1.SealedCredential){
+		"target": elsewhere,
+		"labels": func(sc *v1beta1.SealedCredential) { sc.Spec.Target.Labels = map[string]string{"copy": "to-all"} },
+		"keys": func(sc *v1beta1.SealedCredential) {
+			sc.Spec.Target.Keys = []v1beta1.TargetKey{{To: "PGPASSWORD", From: "password"}}
+		},
+		"source": func(sc *v1beta1.SealedCredential) {
+			sc.Spec.Generate = append(sc.Spec.Generate, v1beta1.Generator{Key: "more", Random: &v1beta1.Random{}})
+		},
+		"given half": func(sc *v1beta1.SealedCredential) { sc.Spec.Target.Name = "mine" },
+		"no target":  func(sc *v1beta1.SealedCredential) { sc.Spec.Target = nil },
+		"with the next version": func(sc *v1beta1.SealedCredential) {
+			elsewhere(sc)
+			sc.Spec.TTLDays, sc.Spec.Rotation = 20, &v1beta1.Rotation{Trigger: "now"}
+		},
+	} {
+		sc = w.checkStalled(changed(sc, func(sc *v1beta1.SealedCredential) { sc.Spec = *spec.DeepCopy(); change(sc) }),
+			v1beta1.ReasonFormerValues, sc.Status.CredentialID, "adoptFrom")
+		target := new(corev1.Secret)
+		must(t, w.admin.Get(t.Context(), client.ObjectKey{Namespace: ns, Name: "pg"}, target))
+		if string(target.Data["password"]) != values["password"] {
+			t.Errorf("%s: the last accepted target does not have the values any more", what)
+		}
+	}
+	absent("pg-elsewhere")
+	now := new(corev1.Secret)
+	if must(t, w.admin.Get(t.Context(), client.ObjectKeyFromObject(mine), now)); now.ResourceVersion != mine.ResourceVersion {
+		t.Error("the Secret that hands over one value was written")
+	}
+	// What is not accepted leaves no form: neither deleted nor made again does it get the values.
+	sc = w.checkStalled(changed(sc, func(sc *v1beta1.SealedCredential) { sc.Spec = *spec.DeepCopy(); elsewhere(sc) }), v1beta1.ReasonFormerValues)
+	w.gone(sc)
+	moved := generated(ns, "pg")
+	moved.Spec = *spec.DeepCopy()
+	elsewhere(moved)
+	w.gone(w.checkStalled(w.create(moved), v1beta1.ReasonFormerValues))
+	back := generated(ns, "pg")
+	back.Spec = *spec.DeepCopy()
+	sc = w.awaitThat(w.create(back), "the same object made again", func(sc *v1beta1.SealedCredential) bool {
+		return meta.IsStatusConditionTrue(sc.Status.Conditions, v1beta1.ConditionTargetSynced)
+	})
+	sc, _ = w.awaitTarget(sc, sc.Status.Version, values)
+
+	// Whoever has the verb frees it, for good.
+	sc, _ = w.awaitTarget(changed(sc, func(sc *v1beta1.SealedCredential) {
+		elsewhere(sc)
+		sc.Spec.AdoptFrom = &v1beta1.AdoptFrom{CredentialID: sc.Status.CredentialID}
+	}), sc.Status.Version, values)
+	if got := w.history(ns, sc.Status.CredentialID); got[len(got)-1] != string(audit.CredentialAdopted) {
+		t.Errorf("freed, the log has %v", got)
+	}
+	w.awaitTarget(changed(sc, func(sc *v1beta1.SealedCredential) { sc.Spec.AdoptFrom, sc.Spec.Target.Name = nil, "third" }), sc.Status.Version, values)
+
+	// New keys are the same values; new values are the object's own.
+	sc, values = again(generated(ns, "rotated"))
+	sc, _ = w.awaitTarget(w.change(sc, func(sc *v1beta1.SealedCredential) { sc.Spec.Rotation = &v1beta1.Rotation{Trigger: "1"} }), 2, values)
+	sc = w.checkStalled(changed(sc, elsewhere), v1beta1.ReasonFormerValues)
+	sc, _ = w.awaitTarget(changed(sc, func(*v1beta1.SealedCredential) {}), 2, values)
+	sc = w.awaitReady(w.change(sc, func(sc *v1beta1.SealedCredential) {
+		sc.Spec.Rotation = &v1beta1.Rotation{Trigger: "2", Policy: v1beta1.RotationRegenerate}
+	}), 3)
+	fresh := w.unsealed(sc)
+	if fresh["password"] == values["password"] {
+		t.Fatal("the values are the same")
+	}
+	w.awaitTarget(changed(sc, elsewhere), 3, fresh)
+
+	// Values that the object brings itself are not a previous object's.
+	values = w.values("token")
+	sealed := w.manifest(ns, "sealed", values)
+	sealed.Spec.DeletionPolicy, sealed.Spec.Target = v1beta1.DeletionRetain, &v1beta1.Target{}
+	sc, _ = again(sealed)
+	sc, _ = w.awaitTarget(changed(sc, elsewhere), 2, values)
+	w.awaitTarget(changed(sc, func(sc *v1beta1.SealedCredential) { sc.Spec.Target.Name = "sealed-third" }), 2, values)
+
+	imported := object(ns, "imp")
+	imported.Spec.ValuesFrom = &v1beta1.ValuesFrom{SecretRef: v1beta1.SecretReference{Name: "source"}, DeleteAfterImport: true}
+	imported.Spec.DeletionPolicy, imported.Spec.Target = v1beta1.DeletionRetain, &v1beta1.Target{}
+	values = w.values("token")
+	w.secret(ns, "source", map[string]string{v1beta1.AnnotationImport: "imp"}, values)
+	sc, _ = again(imported)
+	sc = w.checkStalled(changed(sc, elsewhere), v1beta1.ReasonFormerValues, sc.Status.CredentialID)
+	absent("imp-elsewhere")
+	w.secret(ns, "source", map[string]string{v1beta1.AnnotationImport: "imp"}, values)
+	w.clock.Advance(2 * time.Minute)
+	w.awaitTarget(sc, 2, values)
 }
 
 func (w *world) testAdoptVerb(t *testing.T) {

@@ -492,7 +492,8 @@ type SealedCredentialSpec struct {
 	DeletionPolicy DeletionPolicy `json:"deletionPolicy,omitempty"`
 
 	// adoptFrom says with what a new object begins when the vault still has the values of a previous one. To set it, one
-	// needs the verb adopt on sealedcredentials. It has no meaning once the object has a vault entry.
+	// needs the verb adopt on sealedcredentials. Remove it once the object has its vault entry: an object that has
+	// another entry than credentialID names is stalled.
 	//
 	// +optional
 	AdoptFrom *AdoptFrom `json:"adoptFrom,omitempty"`

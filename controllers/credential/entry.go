@@ -167,7 +167,7 @@ func (e *entries) keepValues(ctx context.Context, p authz.Principal, sc *v1beta1
 	switch {
 	case o.entryCurrent:
 		return nil
-	case o.owned == nil && o.formerValues != "":
+	case o.formerValues != "":
 		o.refuseTransiently(v1beta1.ReasonFormerValues, "spec.valuesFrom: the Secret does not exist, and %s", o.formerValues)
 		return nil
 	case o.owned == nil:

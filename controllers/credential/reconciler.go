@@ -259,6 +259,9 @@ func (r *reconciler) reconcileSpec(ctx context.Context, p authz.Principal, sc *v
 			return o.recordAPIError(err)
 		}
 	}
+	if o.specRefused == nil && o.err == nil && len(sc.Spec.Generate) > 0 && o.formerValues != "" && o.given == nil {
+		o.refuseTransiently(v1beta1.ReasonFormerValues, "%s", o.formerValues)
+	}
 	if o.specRefused == nil && o.err == nil {
 		if err := r.entries.ensure(ctx, p, sc, o); err != nil {
 			return err
@@ -278,18 +281,18 @@ func (r *reconciler) reconcileSpec(ctx context.Context, p authz.Principal, sc *v
 // takeOver lets an object that owns nothing go on with the credential of a previous one: the one that
 // spec.adoptFrom names, or one that was left by an object of the same name, tenant and form. If
 // there is another one of that name, whose values only the vault has, it records in o what to do
-// about that. An error means that sc itself could not be written.
+// about that. The same holds for an object that went on with a credential unasked and now has another
+// form. An error means that sc itself could not be written.
 func (r *reconciler) takeOver(ctx context.Context, p authz.Principal, sc *v1beta1.SealedCredential, o *outcome) error {
-	from := sc.Spec.AdoptFrom
+	from, form := sc.Spec.AdoptFrom, sealing.FormDigest(sc)
 	named := from != nil && from.CredentialID != ""
+	bound := !o.entryMissing() && o.owned.Bound != nil
 	switch {
 	case o.owned != nil && named && o.owned.ID != from.CredentialID:
 		o.specRefused = &refusal{reason: v1beta1.ReasonFormerValues, err: fault.New(fault.Invalid,
 			"spec.adoptFrom: the object has a vault entry of its own: remove adoptFrom, or delete the object and create it with adoptFrom")}
 		return nil
-	case o.owned != nil, from != nil && !named:
-		return nil
-	case named:
+	case named && (o.owned == nil || bound):
 		guarded, err := r.formers.guarded(ctx)
 		if err != nil {
 			return o.recordAPIError(err)
@@ -299,17 +302,24 @@ func (r *reconciler) takeOver(ctx context.Context, p authz.Principal, sc *v1beta
 				"(chart value admissionPolicies.enabled)", policyName)
 			return nil
 		}
-		return r.adopt(ctx, p, sc, o, from.CredentialID)
+		return r.adopt(ctx, p, sc, o, from.CredentialID, nil)
+	case bound && !bytes.Equal(o.owned.Bound, form[:]):
+		o.entryCurrent = false // so that values that the object brings are stored in place of those of the previous one
+		o.formerValues = fmt.Sprintf("the vault has the values of a previous object for this one, which had the same credential type, source and target, "+
+			"and nobody said that they may go elsewhere: take this change of the spec back, or set spec.adoptFrom.credentialID to %s, which needs the verb adopt. "+
+			"After a rotation to new values the spec can be changed freely", o.owned.ID)
+		return nil
+	case o.owned != nil, from != nil:
+		return nil
 	}
 	left, err := r.formers.of(ctx, sc)
 	if err != nil {
 		o.err = err
 		return nil
 	}
-	form := sealing.FormDigest(sc)
 	for _, former := range left {
 		if former.Tenant == p.Tenant && bytes.Equal(former.Form, form[:]) {
-			if err := r.adopt(ctx, p, sc, o, former.Credential); err != nil || o.owned != nil || o.err != nil {
+			if err := r.adopt(ctx, p, sc, o, former.Credential, &form); err != nil || o.owned != nil || o.err != nil {
 				return err
 			}
 		}
@@ -329,12 +339,13 @@ func (r *reconciler) takeOver(ctx context.Context, p authz.Principal, sc *v1beta
 	return nil
 }
 
-// adopt lets sc go on with a credential of its tenant.
-func (r *reconciler) adopt(ctx context.Context, p authz.Principal, sc *v1beta1.SealedCredential, o *outcome, credential string) error {
+// adopt lets sc go on with a credential of its tenant. form is nil when somebody asked for it, and
+// otherwise the form of sc, which the values must not leave.
+func (r *reconciler) adopt(ctx context.Context, p authz.Principal, sc *v1beta1.SealedCredential, o *outcome, credential string, form *[32]byte) error {
 	if err := r.objects.ensureFinalizer(ctx, sc); err != nil {
 		return err
 	}
-	owned, err := r.vault.Adopt(ctx, p, string(sc.UID), r.entries.object(sc), credential)
+	owned, err := r.vault.Adopt(ctx, p, string(sc.UID), r.entries.object(sc), credential, form)
 	r.formers.changed()
 	switch {
 	case errors.Is(err, fault.NotFound) && sc.Spec.AdoptFrom != nil:
@@ -352,25 +363,19 @@ func (r *reconciler) adopt(ctx context.Context, p authz.Principal, sc *v1beta1.S
 
 // takeBack looks at the Secret where a new object that generates its values is to have its target.
 // That Secret may hold the only copy of values that something uses. If its owner handed it over, its
-// values become those of the object. If it still carries the mark of a previous object, or the vault
-// keeps previous values, the object is refused: it must not begin anew unasked.
+// values become those of the object. If it still carries the mark of a previous object, the object is
+// refused.
 func (r *reconciler) takeBack(ctx context.Context, sc *v1beta1.SealedCredential, o *outcome, holds func(map[string]secret.Bytes) bool) error {
-	if len(sc.Spec.Generate) == 0 {
+	last := r.targets.lastKnown(sc)
+	switch {
+	case len(sc.Spec.Generate) == 0, sc.Spec.Target == nil, last != nil && last.Name == targetName(sc):
 		return nil
-	}
-	refuse := func() {
-		if o.formerValues != "" {
-			o.refuseTransiently(v1beta1.ReasonFormerValues, "%s", o.formerValues)
-		}
-	}
-	if last := r.targets.lastKnown(sc); sc.Spec.Target == nil || last != nil && last.Name == targetName(sc) {
-		refuse()
-		return nil
+	case o.owned != nil && o.formerValues != "":
+		return nil // the values that the Secret lacks would be those that must not go there
 	}
 	is := new(corev1.Secret)
 	err := r.targets.live.Get(ctx, client.ObjectKey{Namespace: sc.Namespace, Name: targetName(sc)}, is)
 	if apierrors.IsNotFound(err) {
-		refuse()
 		return nil
 	} else if err != nil {
 		return fmt.Errorf("reading the Secret in the target's place: %w", err)
@@ -381,8 +386,7 @@ func (r *reconciler) takeBack(ctx context.Context, sc *v1beta1.SealedCredential,
 	inherited := o.owned != nil && former && owner == o.owned.Former // it comes with the entry
 	switch {
 	case owner == string(sc.UID), !former && !adopt, inherited && !adopt && !isAhead(sc, is, o.owned, holds):
-		refuse() // a Secret of somebody else is a conflict of the target, once there are values for it
-		return nil
+		return nil // a Secret of somebody else is a conflict of the target, once there are values for it
 	case !adopt && inherited:
 		o.refuseTransiently(v1beta1.ReasonFormerValues, "spec.target: the Secret %s holds other values than version %d in the vault, and they may be newer: "+
 			"annotate it with %s=%s to go on with them, or delete it to go on with those in the vault", is.Name, o.owned.Version, v1beta1.AnnotationAdopt, sc.Name)
@@ -401,11 +405,9 @@ func (r *reconciler) takeBack(ctx context.Context, sc *v1beta1.SealedCredential,
 			"give spec.target.keys an entry with from for each, and the Secret such a key, or delete the Secret", is.Name, strings.Join(missing, ", "))
 		return nil
 	}
-	if len(given) == 0 {
-		refuse()
-		return nil
+	if len(given) > 0 {
+		o.given = given
 	}
-	o.given = given
 	return nil
 }
 

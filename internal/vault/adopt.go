@@ -96,10 +96,12 @@ func (v *Vault) Objects(ctx context.Context, cluster string) (owners []Owner, fo
 var errNotAdoptable = fault.New(fault.NotFound, "there is no credential of this id that the object can go on with")
 
 // Adopt lets an object that owns nothing go on with a credential of its tenant that has no owner, or
-// whose owner is an object of another cluster than o's. Nothing else of the credential changes.
-// Errors: fault.NotFound when there is no such credential or it is damaged, fault.Conflict,
-// fault.Forbidden, fault.Unavailable.
-func (v *Vault) Adopt(ctx context.Context, p authz.Principal, uid string, o Object, credential string) (owned *Owned, err error) {
+// whose owner is an object of another cluster than o's. form is nil when somebody asked for it.
+// Otherwise form must be that of the previous object, and binds the values to it ([Owned.Bound]). A
+// bound object may ask for its own credential, and is bound no longer then. Nothing else of the
+// credential changes. Errors: fault.NotFound when there is no such credential or it is damaged,
+// fault.Conflict, fault.Forbidden, fault.Unavailable.
+func (v *Vault) Adopt(ctx context.Context, p authz.Principal, uid string, o Object, credential string, form *[32]byte) (owned *Owned, err error) {
 	defer func() { err = v.recordChanged(ctx, p, authz.SealCredential, err) }()
 	keys, err := v.ready(ctx, p, authz.SealCredential)
 	if err != nil {
@@ -107,7 +109,10 @@ func (v *Vault) Adopt(ctx context.Context, p authz.Principal, uid string, o Obje
 	}
 	var found *adoptable
 	err = v.store.View(ctx, func(rd store.Reader) (err error) {
-		found, err = v.records.adoptable(rd, p.Tenant, o, credential)
+		found, err = v.records.adoptable(rd, p.Tenant, uid, o, credential)
+		if err == nil && form != nil && !bytes.Equal(found.last.Form, form[:]) {
+			err = errNotAdoptable
+		}
 		return err
 	})
 	if err != nil {
@@ -120,10 +125,13 @@ func (v *Vault) Adopt(ctx context.Context, p authz.Principal, uid string, o Obje
 	}
 	defer zero(values)
 	row := found.last.ownerRow
-	row.Credential, row.Version, row.Object, row.Former, row.Previous = r.ID, r.Version, o, found.last.UID, nil
+	row.Credential, row.Version, row.Object, row.Bound, row.Previous = r.ID, r.Version, o, form != nil, nil
+	if found.last.UID != uid {
+		row.Former = found.last.UID
+	}
 	row.Values = v.records.owners.hashValues(p.Tenant, uid, values)
 	err = v.store.Update(ctx, func(tx store.Tx) error {
-		now, err := v.records.adoptable(tx, p.Tenant, o, credential)
+		now, err := v.records.adoptable(tx, p.Tenant, uid, o, credential)
 		if err != nil {
 			return err
 		}
@@ -131,7 +139,7 @@ func (v *Vault) Adopt(ctx context.Context, p authz.Principal, uid string, o Obje
 		if err != nil {
 			return err
 		}
-		if taken != nil || now.owned != found.owned || now.last.UID != found.last.UID || !bytes.Equal(now.record.Encode(), r.Encode()) {
+		if taken != nil && now.last.UID != uid || now.owned != found.owned || now.last.UID != found.last.UID || !bytes.Equal(now.record.Encode(), r.Encode()) {
 			return errMoved
 		}
 		change, err := chain.LastChange(tx, p.Tenant, r.ID)
@@ -171,11 +179,12 @@ func (v *Vault) Adopt(ctx context.Context, p authz.Principal, uid string, o Obje
 type adoptable struct {
 	record *record.Record
 	last   releasedRow // memory of the previous object; names no UID for a credential that was never an object's
-	owned  bool        // the previous object still owns it, in another cluster
+	owned  bool        // the previous object still owns it, in another cluster, or the object itself is bound
 }
 
-// adoptable returns the credential of that id if o can go on with it, and errNotAdoptable otherwise.
-func (s recordStore) adoptable(rd store.Reader, tenant authz.TenantID, o Object, id string) (*adoptable, error) {
+// adoptable returns the credential of that id if the object can go on with it, and errNotAdoptable
+// otherwise.
+func (s recordStore) adoptable(rd store.Reader, tenant authz.TenantID, uid string, o Object, id string) (*adoptable, error) {
 	if !authz.ValidID(idPrefix, id) {
 		return nil, errNotAdoptable
 	}
@@ -195,7 +204,8 @@ func (s recordStore) adoptable(rd store.Reader, tenant authz.TenantID, o Object,
 		if err != nil {
 			return nil, err
 		}
-		if row == nil || row.Credential != id || row.Object.Cluster == o.Cluster || row.Object.Namespace != o.Namespace {
+		own := row != nil && string(owner) == uid && row.Bound
+		if row == nil || row.Credential != id || row.Object.Cluster == o.Cluster && !own || row.Object.Namespace != o.Namespace {
 			return nil, errNotAdoptable
 		}
 		return &adoptable{r, releasedRow{string(owner), *row}, true}, nil

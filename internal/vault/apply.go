@@ -56,6 +56,7 @@ type Owned struct {
 	Previous        *PreviousVersion // nil when none is readable
 	Audit           audit.Receipt    // entry of the current version
 	Former          string           // UID of the object that the credential was adopted from; empty for none
+	Bound           []byte           // [Desired.Form] that the values must not leave: nobody asked for the adoption; nil for any
 	Missing         bool             // the credential was deleted outside the object
 
 	row *ownerRow
@@ -69,10 +70,14 @@ func (o *Owned) version() uint64 {
 }
 
 func (row *ownerRow) owned(c Credential) *Owned {
-	return &Owned{
+	o := &Owned{
 		Credential: c, SpecDigest: [32]byte(row.SpecDigest), ValuesChangedAt: row.ValuesChangedAt, ValueSealedAt: row.SealedAt,
 		SealingKey: row.SealingKey, Trigger: row.Trigger, Object: row.Object, Former: row.Former, row: row,
 	}
+	if row.Bound {
+		o.Bound = row.Form
+	}
+	return o
 }
 
 // Owned returns what the vault holds for the object with that UID in p's tenant, or nil when it
@@ -112,7 +117,7 @@ func (v *Vault) Apply(ctx context.Context, p authz.Principal, uid string, expect
 	if err != nil {
 		return nil, err
 	}
-	return v.sealOwned(ctx, keys, ownedVersion{p, uid, expect, before, old, d})
+	return v.sealOwned(ctx, keys, ownedVersion{p, uid, expect, before, old, d, false})
 }
 
 // Generate is [Vault.Apply] with values that the vault makes. produce gets the values of the
@@ -154,7 +159,19 @@ func (v *Vault) Generate(
 	if err := d.request().validate(); err != nil {
 		return nil, err
 	}
-	return v.sealOwned(ctx, keys, ownedVersion{p, uid, expect, before, old, d})
+	return v.sealOwned(ctx, keys, ownedVersion{p, uid, expect, before, old, d, keepsAny(current, d.Values)})
+}
+
+// keepsAny reports whether one of the next values is one of the current ones, under whatever key.
+func keepsAny(current, next map[string]secret.Bytes) bool {
+	for _, is := range current {
+		for _, value := range next {
+			if hmac.Equal(is, value) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // ownedVersion says what the next version of an object's credential is made from.
@@ -165,6 +182,7 @@ type ownedVersion struct {
 	before    *Owned // current state in the vault, nil for none
 	old       *record.Record
 	desired   Desired
+	keeps     bool // desired has a value that the vault took from the version before
 }
 
 // sealOwned makes and stores a version of an object's credential.
@@ -181,6 +199,9 @@ func (v *Vault) sealOwned(ctx context.Context, keys *keyring.Keys, next ownedVer
 		row.Credential = authz.NewID(idPrefix)
 	} else {
 		row.Credential, row.Former = before.ID, before.Former
+		if next.keeps && before.row.Bound {
+			row.Bound, row.Form = true, before.row.Form
+		}
 		if changed = !hmac.Equal(before.row.Values, row.Values); !changed {
 			row.ValuesChangedAt = before.row.ValuesChangedAt
 		}
@@ -429,7 +450,7 @@ func (v *Vault) commitOwned(ctx context.Context, c ownedChange) (*Owned, error) 
 // Release ends the ownership of an object that is being deleted. With deleteEntry it also deletes
 // the credential. Otherwise the credential stays, and can be changed over REST or go on with another
 // object ([Vault.Adopt]) from then on. form is that of the last accepted spec; a zero form stands for
-// the one of the current version. The previous version ends in both cases. Releasing an object that
+// the one of the current version. A bound object leaves the form that it is bound to. The previous version ends in both cases. Releasing an object that
 // owns nothing is not an error.
 func (v *Vault) Release(ctx context.Context, p authz.Principal, uid string, form [32]byte, deleteEntry bool) (err error) {
 	defer func() { err = v.recordChanged(ctx, p, authz.DeleteCredential, err) }()
@@ -462,7 +483,7 @@ func (v *Vault) Release(ctx context.Context, p authz.Principal, uid string, form
 			return err
 		}
 		if e.Type == audit.CredentialReleased && current != nil {
-			if form != ([32]byte{}) {
+			if form != ([32]byte{}) && !row.Bound {
 				row.Form = form[:]
 			}
 			if err := v.records.owners.putReleased(tx, p.Tenant, uid, row); err != nil {
