@@ -43,6 +43,7 @@ func BenchmarkOperator(b *testing.B) {
 	w := newWorld(b, "--audit-policy-file", policy, "--audit-log-path", log, "--audit-log-mode", "blocking",
 		"--max-requests-inflight", "0", "--max-mutating-requests-inflight", "0", "--enable-priority-and-fairness=false")
 	w.clock.micros.Store(time.Now().UnixMicro())
+	w.pace = controllers.Pace{} // what users have
 
 	// The key to seal with exists once the operator has run.
 	w.start(nil)

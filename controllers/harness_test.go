@@ -88,8 +88,12 @@ type world struct {
 	stop     func() error
 }
 
+// unpaced lets all Secrets be looked at at once. While the clock stands, a look that waits for its
+// turn waits for ever, and all tests of a world have their objects in it.
+var unpaced = controllers.Pace{LooksPerMinute: 1_000_000}
+
 func newWorld(t testing.TB, flags ...string) *world {
-	w := &world{t: t, plane: kubetest.ForTest(t, flags...), dir: t.TempDir(), watch: statetest.New(t), metrics: controllers.NewMetrics()}
+	w := &world{t: t, plane: kubetest.ForTest(t, flags...), dir: t.TempDir(), watch: statetest.New(t), metrics: controllers.NewMetrics(), pace: unpaced}
 	w.clock.micros.Store(time.Now().Truncate(time.Second).UnixMicro() + 123456) // not a whole second
 
 	scheme := runtime.NewScheme()

@@ -121,7 +121,7 @@ func TestLooksArePaced(t *testing.T) {
 	// looked at without a write.
 	w.halt()
 	before := w.writes(ns)
-	w.pace = controllers.Pace{}
+	w.pace = unpaced
 	w.start(nil)
 	w.lookAgain(objects...)
 	if after := w.writes(ns); !slices.Equal(before, after) {
