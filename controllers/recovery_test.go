@@ -1,6 +1,7 @@
 package controllers_test
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/latticekeep/latticekeep/api/v1beta1"
@@ -480,8 +482,7 @@ func (w *world) testAnyOrder(t *testing.T) {
 		}
 		w.awaitGone(r.app)
 		w.awaitGone(r.imported)
-		w.endNamespace(r.ns)
-		must(t, w.admin.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: r.ns}}))
+		w.remakeNamespace(r.ns)
 		w.create(w.manifest(r.ns, "app", r.values))
 		formers = append(formers, former)
 	}
@@ -500,11 +501,21 @@ func (w *world) testAnyOrder(t *testing.T) {
 	}
 }
 
-// endNamespace does what the namespace controller does once all objects in it are deleted.
-func (w *world) endNamespace(name string) {
+// remakeNamespace ends a namespace as the namespace controller does once all objects in it are
+// deleted, makes another one of its name, and waits until the API server takes objects into it:
+// its own cache may have the former one for a moment.
+func (w *world) remakeNamespace(name string) {
 	w.t.Helper()
 	n := new(corev1.Namespace)
 	must(w.t, w.admin.Get(w.t.Context(), client.ObjectKey{Name: name}, n))
 	n.Spec.Finalizers = nil
 	must(w.t, w.admin.SubResource("finalize").Update(w.t.Context(), n))
+	must(w.t, w.admin.Create(w.t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}))
+	must(w.t, wait.PollUntilContextTimeout(w.t.Context(), 20*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
+		err := w.admin.Create(ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: name, Name: "probe"}}, client.DryRunAll)
+		if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
+			return false, nil
+		}
+		return err == nil, err
+	}))
 }

@@ -533,8 +533,7 @@ func (w *world) remake(ns string) {
 	w.t.Helper()
 	must(w.t, w.admin.DeleteAllOf(w.t.Context(), new(corev1.Secret), client.InNamespace(ns)))
 	must(w.t, w.admin.Delete(w.t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}}))
-	w.endNamespace(ns)
-	must(w.t, w.admin.Create(w.t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}}))
+	w.remakeNamespace(ns)
 }
 
 func (w *world) testMappedNamespace(t *testing.T) {

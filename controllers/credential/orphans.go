@@ -99,7 +99,8 @@ func (s *sweeper) release(ctx context.Context, owner vault.Owner) error {
 	if err == nil && string(object.UID) == owner.UID {
 		return nil
 	}
-	if err := s.vault.Release(ctx, principalFor(ctx, owner.Tenant, types.UID(owner.UID)), owner.UID, [32]byte{}, false); err != nil {
+	released, err := s.vault.Release(ctx, principalFor(ctx, owner.Tenant, types.UID(owner.UID)), owner.UID, [32]byte{}, false)
+	if err != nil || !released { // the next object of its name may have had it released first
 		return err
 	}
 	s.formers.changed()

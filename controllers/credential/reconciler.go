@@ -605,7 +605,8 @@ func (r *reconciler) release(ctx context.Context, sc *v1beta1.SealedCredential) 
 		}
 		form = acceptedForm(sc, owned)
 	}
-	return r.vault.Release(ctx, p, string(sc.UID), form, !retainsEntry(sc))
+	_, err = r.vault.Release(ctx, p, string(sc.UID), form, !retainsEntry(sc))
+	return err
 }
 
 // retainsEntry reports whether the vault entry outlives sc.

@@ -48,8 +48,8 @@ func TestUnaskedValuesStayInTheirForm(t *testing.T) {
 			return f.vault.Apply(t.Context(), op, uid, o.Version, in(kept, map[string]string{"p": "newer p"}))
 		}, false},
 	} {
-		must(t, f.vault.Release(t.Context(), op, before, kept, false))
-		must(t, f.vault.Release(t.Context(), op, after, kept, false))
+		must(t, f.leave(op, before, kept))
+		must(t, f.leave(op, after, kept))
 		for _, form := range []*[32]byte{&other, new([32]byte)} {
 			if o, err := f.vault.Adopt(t.Context(), op, uid, object, id, form); !errors.Is(err, fault.NotFound) {
 				t.Fatalf("unasked, another form adopts: %v, %v", o, err)
@@ -74,7 +74,7 @@ func TestUnaskedValuesStayInTheirForm(t *testing.T) {
 			}
 			continue
 		}
-		must(t, f.vault.Release(t.Context(), op, uid, other, false))
+		must(t, f.leave(op, uid, other))
 		_, left, err := f.vault.Objects(t.Context(), "c")
 		must(t, err)
 		if len(left) != 1 || !bytes.Equal(left[0].Form, kept[:]) {

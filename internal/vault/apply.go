@@ -450,16 +450,17 @@ func (v *Vault) commitOwned(ctx context.Context, c ownedChange) (*Owned, error) 
 // Release ends the ownership of an object that is being deleted. With deleteEntry it also deletes
 // the credential. Otherwise the credential stays, and can be changed over REST or go on with another
 // object ([Vault.Adopt]) from then on. form is that of the last accepted spec; a zero form stands for
-// the one of the current version. A bound object leaves the form that it is bound to. The previous version ends in both cases. Releasing an object that
-// owns nothing is not an error.
-func (v *Vault) Release(ctx context.Context, p authz.Principal, uid string, form [32]byte, deleteEntry bool) (err error) {
+// the one of the current version. A bound object leaves the form that it is bound to. The previous
+// version ends in both cases. Releasing an object that owns nothing is not an error; released tells
+// the caller that changed something.
+func (v *Vault) Release(ctx context.Context, p authz.Principal, uid string, form [32]byte, deleteEntry bool) (released bool, err error) {
 	defer func() { err = v.recordChanged(ctx, p, authz.DeleteCredential, err) }()
 	if err := v.guard.Authorize(ctx, p, authz.DeleteCredential); err != nil {
-		return err
+		return false, err
 	}
 	err = v.store.Update(ctx, func(tx store.Tx) error {
 		row, err := v.records.owners.get(tx, p.Tenant, uid)
-		if err != nil || row == nil {
+		if released = row != nil; err != nil || row == nil {
 			return err
 		}
 		e := audit.Event{
@@ -493,9 +494,9 @@ func (v *Vault) Release(ctx context.Context, p authz.Principal, uid string, form
 		return v.records.owners.end(tx, p.Tenant, uid, row)
 	})
 	if err != nil {
-		return fmt.Errorf("releasing an object's credential: %w", err)
+		return false, fmt.Errorf("releasing an object's credential: %w", err)
 	}
-	return nil
+	return released, nil
 }
 
 // SealingKeyUse returns, for each id of a sealing key, how many objects of all tenants hold values

@@ -151,8 +151,8 @@ func TestAllVersionsThatAreNotThereAreOneCase(t *testing.T) {
 		generate(op, 0, 0)
 		ids[op.ID] = generate(op, 1, 20*day).ID
 	}
-	must(t, f.vault.Release(t.Context(), released, "released", [32]byte{}, false))
-	must(t, f.vault.Release(t.Context(), deleted, "deleted", [32]byte{}, true))
+	must(t, f.end(released, "released", false))
+	must(t, f.end(deleted, "deleted", true))
 	f.advance(10 * day)
 	again := object(f.a, "again")
 	generate(again, 0, 0)
@@ -232,7 +232,7 @@ func TestAForeignObjectIsNoObject(t *testing.T) {
 	foreign.Tenant = f.b.Tenant
 	for operation, do := range map[string]func(uid string) error{
 		"Owned":   func(uid string) error { _, err := f.vault.Owned(t.Context(), foreign, uid); return err },
-		"Release": func(uid string) error { return f.vault.Release(t.Context(), foreign, uid, [32]byte{}, true) },
+		"Release": func(uid string) error { return f.end(foreign, uid, true) },
 		"Reencrypt": func(uid string) error {
 			_, err := f.vault.Reencrypt(t.Context(), foreign, uid, 1, "now")
 			if !errors.Is(err, fault.NotFound) {

@@ -146,6 +146,20 @@ func (s *watchedStore) Ready(ctx context.Context) error {
 	return s.Store.Ready(ctx)
 }
 
+// end releases an object whose form is that of its current version.
+func (f *fixture) end(p authz.Principal, uid string, deleteEntry bool) error {
+	f.t.Helper()
+	_, err := f.vault.Release(f.t.Context(), p, uid, [32]byte{}, deleteEntry)
+	return err
+}
+
+// leave releases an object of a form, whose entry stays.
+func (f *fixture) leave(p authz.Principal, uid string, form [32]byte) error {
+	f.t.Helper()
+	_, err := f.vault.Release(f.t.Context(), p, uid, form, false)
+	return err
+}
+
 func (f *fixture) now() time.Time {
 	f.mu.Lock()
 	defer f.mu.Unlock()

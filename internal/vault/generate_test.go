@@ -327,7 +327,7 @@ func TestSealingKeysAreCountedByWhatIsHeld(t *testing.T) {
 	apply(f.b.Tenant, "released", 0, "k3")
 	released := f.operator()
 	released.Tenant = f.b.Tenant
-	must(t, f.vault.Release(t.Context(), released, "released", [32]byte{}, false))
+	must(t, f.end(released, "released", false))
 	use, err := f.vault.SealingKeyUse(t.Context())
 	must(t, err)
 	if want := (map[string]int{"k1": 2, "k2": 1}); !maps.Equal(use, want) {

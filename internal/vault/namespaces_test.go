@@ -37,7 +37,7 @@ func (f *fixture) object(namespace, name string, expect uint64, ttlDays int, ove
 func (f *fixture) release(namespace, name string) {
 	f.t.Helper()
 	op := f.operator()
-	must(f.t, f.vault.Release(f.t.Context(), op, "uid-"+namespace+"-"+name, [32]byte{}, false))
+	must(f.t, f.end(op, "uid-"+namespace+"-"+name, false))
 }
 
 // A caller who may write in the tenant, over REST or as an object of another namespace, cannot take

@@ -177,10 +177,10 @@ func TestNoOtherVersionIsReadBesideThePreviousOne(t *testing.T) {
 func TestAPreviousVersionThatTheLogEndedIsReported(t *testing.T) {
 	for name, end := range map[string]func(f *fixture, o *Owned) error{
 		"released": func(f *fixture, _ *Owned) error {
-			return f.vault.Release(t.Context(), f.operator(), uid, [32]byte{}, false)
+			return f.end(f.operator(), uid, false)
 		},
 		"deleted": func(f *fixture, _ *Owned) error {
-			return f.vault.Release(t.Context(), f.operator(), uid, [32]byte{}, true)
+			return f.end(f.operator(), uid, true)
 		},
 		"replaced": func(f *fixture, _ *Owned) error {
 			_, err := f.vault.Apply(t.Context(), f.operator(), uid, 2, f.desired(login, "b"))

@@ -189,10 +189,10 @@ func TestAPreviousVersionGoesWithWhatEndsIt(t *testing.T) {
 			return f.vault.Delete(f.t.Context(), system, o.ID)
 		}},
 		"a release that deletes": {end: func(f *fixture, _ *Owned) error {
-			return f.vault.Release(f.t.Context(), f.operator(), uid, [32]byte{}, true)
+			return f.end(f.operator(), uid, true)
 		}},
 		"a release that keeps": {end: func(f *fixture, _ *Owned) error {
-			return f.vault.Release(f.t.Context(), f.operator(), uid, [32]byte{}, false)
+			return f.end(f.operator(), uid, false)
 		}},
 		"another previous version": {kept: 1, end: func(f *fixture, _ *Owned) error {
 			f.generate(f.operator(), 2, 2*time.Hour, map[string]string{"p": "newer"})

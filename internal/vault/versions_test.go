@@ -138,7 +138,7 @@ func TestTheVersionsOfAnObjectsCredentialAreKept(t *testing.T) {
 	if want := []string{"3 reencrypted true", "2 rotated false", "1 sealed false"}; !slices.Equal(got, want) {
 		t.Fatal(got)
 	}
-	must(t, f.vault.Release(t.Context(), op, uid, [32]byte{}, true))
+	must(t, f.end(op, uid, true))
 	if keys, _ := f.rows("credential-"); len(keys) != 0 {
 		t.Fatalf("left behind: %q", keys)
 	}
@@ -370,7 +370,7 @@ func TestTheVerificationComparesTheIndexOfNames(t *testing.T) {
 	_, err = f.vault.Apply(t.Context(), f.operator(), "second-uid", 0, f.desired(login, "a"))
 	must(t, err)
 	before = index()
-	must(t, f.vault.Release(t.Context(), f.operator(), "second-uid", [32]byte{}, false))
+	must(t, f.end(f.operator(), "second-uid", false))
 	ofReleased := gone(before)
 	released := since(before)
 	junk, one, owner := make(rows), make(rows), make(rows)
