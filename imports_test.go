@@ -136,6 +136,7 @@ var ours = map[string]string{
 	"internal/store/postgres/rowcache": "",
 	"internal/store/format":            "internal/store internal/buildinfo internal/fault",
 	"test/storetest":                   "internal/store internal/fault",
+	"test/disktest":                    "",
 
 	"internal/frame":  "",
 	"internal/fault":  "",
@@ -250,7 +251,7 @@ var pure = []string{
 var impure = []string{"context", "os", "net", "net/http", "log", "log/slog", "database/sql"}
 
 // harness packages are the only ones outside tests that may import testing.
-var harness = []string{"test/audittest", "test/kubetest", "test/kmstest", "test/logtest", "test/machine", "test/otlptest", "test/pgtest", "test/s3test", "test/servertest", "test/statetest", "test/storetest", "test/story", "test/timing"}
+var harness = []string{"test/audittest", "test/disktest", "test/kubetest", "test/kmstest", "test/logtest", "test/machine", "test/otlptest", "test/pgtest", "test/s3test", "test/servertest", "test/statetest", "test/storetest", "test/story", "test/timing"}
 
 func TestImportsFollowTheTable(t *testing.T) {
 	tree := importsOfTree(t)

@@ -54,9 +54,9 @@ type Store interface {
 	// longer in use when Update returns.
 	Update(ctx context.Context, fn func(Tx) error) error
 
-	// Ready returns nil while Views are answered and commits succeed. After a failure it tries an
-	// empty commit, so its answer describes the present. It fails when a commit has been hanging
-	// for more than 750 ms.
+	// Ready returns nil while Views are answered and commits succeed. After a failure it tries a
+	// commit, so its answer describes the present; an embedded backend's commit has the size of an
+	// audit entry. Ready fails when a commit has been hanging for more than 750 ms.
 	Ready(ctx context.Context) error
 
 	// Close waits for everything queued and in flight, Views included, and releases the database.

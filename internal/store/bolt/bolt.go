@@ -59,6 +59,7 @@ import (
 const (
 	viewLimit   = 2 * time.Second        // how long a View may read
 	commitLimit = 750 * time.Millisecond // a commit that takes longer is hanging
+	probeAfter  = 10 * time.Second       // an older commit says nothing about the disk
 )
 
 // Options are the settings of [Open]; the zero value is ready to use.
@@ -124,6 +125,7 @@ func Open(path string, o Options) (*Store, error) {
 		last: f, stopped: make(chan struct{}),
 	}
 	if !o.ReadOnly {
+		s.writer.proved.Store(o.Now().UnixNano()) // the file has just been written
 		// An earlier process may not have wiped what it freed, and its failed commits may have left
 		// bytes in the tail of the file.
 		s.scrubber.suspect()
@@ -177,17 +179,19 @@ func (s *Store) Update(ctx context.Context, fn func(store.Tx) error) error {
 	return s.submit(ctx, false, fn)
 }
 
-func (s *Store) submit(ctx context.Context, commit bool, fn func(store.Tx) error) error {
+func (s *Store) submit(ctx context.Context, probe bool, fn func(store.Tx) error) error {
 	if err := ctx.Err(); err != nil {
 		return ended(err)
 	}
 	if s.opts.ReadOnly {
 		return fault.Wrap(fault.Internal, fault.Internal.Error(), berrors.ErrDatabaseReadOnly)
 	}
-	return s.queue.submit(ctx, commit, fn)
+	return s.queue.submit(ctx, probe, fn)
 }
 
-// Ready implements [store.Store].
+// Ready implements [store.Store]. While commits fail it waits for a probe. Otherwise its answer is
+// that of the last commit, and when that is older than ten seconds, Ready sends a probe for the next
+// answer.
 func (s *Store) Ready(ctx context.Context) error {
 	if s.disk.hangs(commitLimit) {
 		return fault.New(fault.Unavailable, "the store does not answer: check the disk")
@@ -196,6 +200,10 @@ func (s *Store) Ready(ctx context.Context) error {
 	case closed:
 		return errClosed()
 	case healthy:
+		now, proved := s.opts.Now(), s.writer.proved.Load()
+		if !s.opts.ReadOnly && now.Sub(time.Unix(0, proved)) > probeAfter && s.writer.proved.CompareAndSwap(proved, now.UnixNano()) {
+			s.queue.probe()
+		}
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, commitLimit)

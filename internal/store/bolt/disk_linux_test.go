@@ -2,17 +2,22 @@ package bolt
 
 import (
 	"bytes"
+	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/test/disktest"
 )
 
 // A file size limit makes real writes fail, as a full disk does. It applies to the whole process,
@@ -81,4 +86,101 @@ func TestADiskThatRefusesWritesIsSurvived(t *testing.T) {
 	if got := contents(t, s); !maps.Equal(got, map[string]string{"before": "1", "after": "1"}) {
 		t.Fatalf("the store has %v", got)
 	}
+}
+
+// eachDisk runs the test on small file systems of each kind.
+func eachDisk(t *testing.T, test func(t *testing.T, dir string)) {
+	for _, kind := range []disktest.Kind{disktest.Tmpfs, disktest.Ext4} {
+		t.Run(string(kind), func(t *testing.T) { test(t, disktest.Mount(t, kind, 32<<20)) })
+	}
+}
+
+// putEntries writes rows of the size of an entry until one does not fit.
+func putEntries(s *Store, prefix string) (n int, err error) {
+	for ; err == nil; n++ {
+		err = s.Update(context.Background(), func(tx store.Tx) error {
+			return tx.Put(fmt.Appendf(nil, "%s/%d", prefix, n), marked("entry", 6<<10))
+		})
+	}
+	return n - 1, err
+}
+
+func TestReadyIsHonestOnAFullDisk(t *testing.T) {
+	eachDisk(t, func(t *testing.T, dir string) {
+		path := filepath.Join(dir, "db")
+		s := open(t, path, Options{})
+		free := disktest.Fill(t, dir)
+		n, err := putEntries(s, "a")
+		wantKind(t, err, fault.Unavailable)
+		if !errors.Is(err, syscall.ENOSPC) {
+			t.Error(err)
+		}
+		for range 3 {
+			wantKind(t, s.Ready(t.Context()), fault.Unavailable)
+		}
+		// A start on the full disk does not know yet. The first probe tells.
+		must(t, s.Close())
+		later := time.Now()
+		s = open(t, path, Options{Now: func() time.Time { return later }})
+		_, err = putEntries(s, "b")
+		wantKind(t, err, fault.Unavailable)
+		wantKind(t, s.Ready(t.Context()), fault.Unavailable)
+
+		free()
+		must(t, s.Ready(t.Context()))
+		put(t, s, "after", marked("after", 1<<20))
+		if got := contents(t, s); len(got) < n+1 {
+			t.Errorf("%d rows of at least %d", len(got), n+1)
+		}
+		must(t, s.Close())
+		sound(t, path)
+	})
+}
+
+// A store that nobody uses finds out that its disk takes no more.
+func TestReadyProbesAnIdleStore(t *testing.T) {
+	var f faults
+	var skew atomic.Int64
+	s := open(t, filepath.Join(t.TempDir(), "db"), Options{fault: f.step, Now: func() time.Time { return time.Now().Add(time.Duration(skew.Load())) }})
+	put(t, s, "a", nil)
+	before := s.Commits()
+	for range 2 { // the second one finds the result of the first
+		skew.Add(int64(probeAfter + time.Minute))
+		must(t, s.Ready(t.Context()))
+		before++
+		eventually(t, "a probe", func() bool { return s.Commits() == before })
+	}
+	f.before.Store("commit", true)
+	must(t, s.Ready(t.Context()))
+	skew.Add(int64(probeAfter + time.Minute))
+	must(t, s.Ready(t.Context()))
+	eventually(t, "the failure of a probe", func() bool { return s.Ready(t.Context()) != nil })
+	f.before.Clear()
+	must(t, s.Ready(t.Context()))
+}
+
+// What the file has grown by has blocks, so a full disk shows at the growth.
+func TestTheFileIsNotSparse(t *testing.T) {
+	eachDisk(t, func(t *testing.T, dir string) {
+		path := filepath.Join(dir, "db")
+		blocks := func() (size, allocated int64) {
+			var st syscall.Stat_t
+			must(t, syscall.Stat(path, &st))
+			return st.Size, st.Blocks * 512
+		}
+		s := open(t, path, Options{})
+		put(t, s, "a", marked("a", 2<<20))
+		size, allocated := blocks()
+		if size < 3<<20 || allocated < size {
+			t.Errorf("the file has %d bytes and blocks for %d", size, allocated)
+		}
+		must(t, s.Close())
+		// Earlier programs made files with holes.
+		must(t, os.Truncate(path, size+8<<20))
+		s = open(t, path, Options{})
+		put(t, s, "b", marked("b", 2<<20))
+		if size, allocated := blocks(); allocated < size {
+			t.Errorf("the file has %d bytes and blocks for %d", size, allocated)
+		}
+	})
 }

@@ -27,6 +27,8 @@ const (
 	bucketData   = "latticekeep/store/v1"
 	bucketCommit = "latticekeep/commit/v1"
 	keyCommit    = "id"
+	bucketProbe  = "latticekeep/probe/v1" // since the first probe
+	keyProbe     = "row"
 )
 
 const (
@@ -41,6 +43,9 @@ const (
 type file struct {
 	*os.File
 	db *bbolt.DB
+
+	allocated int64 // the file has blocks up to here; 0: not known yet
+	sparse    bool  // the file system cannot allocate
 
 	// A panic of bbolt while it holds its locks leaves them locked. begin checks wedged first, one
 	// caller at a time, so that no caller waits for such a lock for ever.

@@ -19,7 +19,7 @@ const longestGathering = 2 * time.Millisecond
 // group is the set of requests that share one physical commit.
 type group struct {
 	requests []*request
-	commit   bool          // commit even when nothing changed, because Ready has sent a probe
+	probe    bool          // commit even when nothing changed, with a row of the size of an entry
 	tx       *tx           // set before the first turn
 	back     chan struct{} // a request returns the turn
 	ran      chan struct{} // closed after the closures and the hook
@@ -48,10 +48,10 @@ type queue struct {
 	closed  bool
 }
 
-// submit waits until the group that fn joins is settled. With commit the group commits even when
-// nothing changed.
-func (q *queue) submit(ctx context.Context, commit bool, fn func(store.Tx) error) error {
-	g, r, err := q.enqueue(commit)
+// submit waits until the group that fn joins is settled. With probe the group is one that probes the
+// disk.
+func (q *queue) submit(ctx context.Context, probe bool, fn func(store.Tx) error) error {
+	g, r, err := q.enqueue(probe)
 	if err != nil {
 		return err
 	}
@@ -90,20 +90,35 @@ func (r *request) run(g *group, fn func(store.Tx) error) {
 	r.err = fn(g.tx)
 }
 
-func (q *queue) enqueue(commit bool) (*group, *request, error) {
+func (q *queue) enqueue(probe bool) (*group, *request, error) {
 	r := &request{turn: make(chan struct{}, 1)}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.closed {
 		return nil, nil, errClosed()
 	}
+	g := q.forming()
+	g.requests = append(g.requests, r)
+	g.probe = g.probe || probe
+	return g, r, nil
+}
+
+// probe lets the group that is forming probe the disk, and waits for nothing.
+func (q *queue) probe() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if !q.closed {
+		q.forming().probe = true
+	}
+}
+
+// forming returns the pending group and begins one if there is none. The caller holds the lock.
+func (q *queue) forming() *group {
 	if q.pending == nil {
 		q.pending = &group{back: make(chan struct{}), ran: make(chan struct{}), done: make(chan struct{})}
 		poke(q.wake)
 	}
-	q.pending.requests = append(q.pending.requests, r)
-	q.pending.commit = q.pending.commit || commit
-	return q.pending, r, nil
+	return q.pending
 }
 
 // withdraw removes r from g, so cancelled requests do not pile up while the disk hangs.

@@ -134,6 +134,7 @@ type tx struct {
 	events []any
 	after  []func() // called after the commit
 	broken error    // set when bbolt panicked: the transaction must not be committed
+	bytes  int      // length of the keys and values that were put
 }
 
 // change is one write with the value that it replaced.
@@ -145,7 +146,10 @@ type change struct {
 // Put implements [store.Tx].
 func (t *tx) Put(key, value []byte) error {
 	value = append([]byte{}, value...) // never nil, which would read as absent
-	return t.change(change{key: bytes.Clone(key)}, func(key []byte) error { return t.data.Put(key, value) })
+	return t.change(change{key: bytes.Clone(key)}, func(key []byte) error {
+		t.bytes += len(key) + len(value)
+		return t.data.Put(key, value)
+	})
 }
 
 // Delete implements [store.Tx].

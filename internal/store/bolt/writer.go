@@ -32,6 +32,7 @@ type writer struct {
 	scrubber *scrubber
 	copying  atomic.Pointer[changedKeys] // keys that the running copy has yet to read; nil when no copy is running
 	commits  atomic.Uint64
+	proved   atomic.Int64 // Unix nanoseconds at which a commit last succeeded, or a healthy store was last sent a probe
 
 	// The writer goroutine owns these.
 	last    *file            // the newest file, to be closed before the next is opened
@@ -88,9 +89,9 @@ func (w *writer) serve(g *group) {
 	attempted := g.err != nil
 	switch {
 	case g.tx == nil:
-	case g.err == nil && (g.commit || g.tx.changed()):
+	case g.err == nil && (g.probe || g.tx.changed()):
 		attempted = true
-		g.err = w.commit(g.tx)
+		g.err = w.commit(g.tx, g.probe)
 	default:
 		_ = w.rollback(g.tx.bolt) // nothing was committed, whether or not this succeeds
 	}
@@ -171,9 +172,15 @@ func (w *writer) rollback(tx *bbolt.Tx) error {
 	return err
 }
 
-// commit makes t durable. Its error means that t did not persist, or that the outcome is unknown.
-func (w *writer) commit(t *tx) error {
+// commit makes t durable. Its error means that t did not persist, or that the outcome is unknown. As
+// long as commits fail, each one is a probe: a small commit may fit where an entry does not.
+func (w *writer) commit(t *tx, probe bool) error {
 	defer w.disk.busy()()
+	if err := w.disk.durably("grow", func() error { return w.last.makeRoom(t) }); err != nil {
+		w.views.failed.Store(true)
+		w.opts.Logger.Error("committing failed", "error", err)
+		return unavailable(errors.Join(err, w.rollback(t.bolt))) // nothing was written: the file stays open
+	}
 	if c := w.copying.Load(); c != nil {
 		c.note(t.log)
 	}
@@ -184,11 +191,17 @@ func (w *writer) commit(t *tx) error {
 			if err := t.bolt.Bucket([]byte(bucketCommit)).Put([]byte(keyCommit), id); err != nil {
 				return err
 			}
+			if probe || w.views.failed.Load() {
+				if err := putProbe(t.bolt); err != nil {
+					return err
+				}
+			}
 			return t.bolt.Commit()
 		})
 	})
 	if err == nil {
 		w.views.failed.Store(false)
+		w.proved.Store(w.opts.Now().UnixNano())
 		w.committed(t)
 		return nil
 	}
