@@ -58,7 +58,7 @@ var ours = map[string]string{
 		"internal/compliance internal/compliance/assessor internal/backup internal/audit internal/audit/guard internal/audit/reader internal/audit/writer internal/authz internal/fair internal/fault internal/secret",
 	"server/asset":     "",
 	"server/dashboard": "server/asset",
-	"server/gate":      "internal/state internal/identity internal/audit internal/audit/guard internal/authz internal/quota internal/fault internal/secret",
+	"server/gate":      "internal/fair internal/state internal/identity internal/audit internal/audit/guard internal/authz internal/quota internal/fault internal/secret",
 	"server/docs":      "server/asset",
 	"controllers": "api/v1beta1 controllers/cluster controllers/credential controllers/requeue controllers/restart " +
 		"internal/authz internal/fault internal/identity internal/keyring internal/sealing internal/vault",

@@ -12,6 +12,14 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 )
 
+// The limits of a request body, in bytes. A public operation has no known caller, and takes at most
+// an address and a password.
+const (
+	maxBody       = 1 << 20
+	maxPublicBody = 16 << 10
+	smallBody     = 16 << 10 // a smaller body takes little memory and is parsed without waiting
+)
+
 // checkContentType accepts application/json, in UTF-8 if it names a charset.
 func checkContentType(h http.Header) error {
 	refused := &refusal{http.StatusUnsupportedMediaType, "send the body as application/json"}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/audit/guard"
 	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fair"
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/quota"
 )
@@ -161,7 +162,8 @@ type Gate struct {
 	accounts  *quota.Limiter // refusals by ServiceAccount; separate, so that a flood of addresses cannot evict them
 	origins   *http.CrossOriginProtection
 	entrance  *entrance
-	parsing   *semaphore.Weighted // bounds concurrent parsing of large bodies, to keep cores free
+	bodies    *fair.Semaphore[authz.TenantID] // bytes of large bodies
+	parsing   *semaphore.Weighted             // bounds concurrent parsing of large bodies, to keep cores free
 
 	overAddress, overTenant atomic.Uint64 // requests beyond the rate of an address or of a tenant
 
@@ -185,6 +187,9 @@ type Call struct {
 	unreviewed bool // the cluster gave no answer
 	answer     http.Header
 	body       []byte // matches the schema once checked; overwritten after the call
+
+	reserved    int64          // bytes of bodies
+	reservedFor authz.TenantID // the Caller may get another tenant meanwhile
 
 	connection context.Context // context of the request; ends when the caller disconnects
 }

@@ -25,7 +25,6 @@ const (
 	leastCarried   = 128 // minimum of requests carried out at the same time
 	carriedPerCore = 32
 	longestWait    = 250 * time.Millisecond
-	maxWaitingBody = 64 << 20 // bytes of all waiting bodies
 )
 
 // An entrance limits the requests carried out at the same time, so that each gets its answer in
@@ -34,16 +33,10 @@ const (
 type entrance struct {
 	carried, waiting int // maximum numbers of requests
 
-	mu    sync.Mutex
-	in    int
-	line  list.List // waiters, oldest in front
-	bytes int       // size of the waiting bodies
-	shed  uint64
-}
-
-type waiter struct {
-	turn  chan struct{} // closed when the waiter is admitted
-	bytes int
+	mu   sync.Mutex
+	in   int
+	line list.List // of chan struct{}, oldest in front; each is closed when its request is admitted
+	shed uint64
 }
 
 // newEntrance returns an entrance that carries out n requests at the same time; 0 means a default
@@ -66,29 +59,35 @@ func (e *entrance) full() bool {
 	return true
 }
 
-// enter waits until a request, whose body has the given size, may be carried out. The caller must
-// call leave afterwards. Error: ErrOverloaded.
-func (e *entrance) enter(ctx context.Context, bytes int) error {
+// countShed counts a request that is refused before it comes to the entrance.
+func (e *entrance) countShed() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.shed++
+}
+
+// enter waits until a request may be carried out. The caller must call leave afterwards. Error:
+// ErrOverloaded.
+func (e *entrance) enter(ctx context.Context) error {
 	e.mu.Lock()
 	if e.in < e.carried {
 		e.in++
 		e.mu.Unlock()
 		return nil
 	}
-	if e.line.Len() >= e.waiting || e.bytes+bytes > maxWaitingBody {
+	if e.line.Len() >= e.waiting {
 		e.shed++
 		e.mu.Unlock()
 		return ErrOverloaded
 	}
-	w := &waiter{make(chan struct{}), bytes}
-	place := e.line.PushBack(w)
-	e.bytes += bytes
+	turn := make(chan struct{})
+	place := e.line.PushBack(turn)
 	e.mu.Unlock()
 
 	timer := time.NewTimer(longestWait)
 	defer timer.Stop()
 	select {
-	case <-w.turn:
+	case <-turn:
 		return nil
 	case <-timer.C:
 	case <-ctx.Done():
@@ -96,12 +95,11 @@ func (e *entrance) enter(ctx context.Context, bytes int) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	select {
-	case <-w.turn: // admitted at the last moment
+	case <-turn: // admitted at the last moment
 		return nil
 	default:
 	}
 	e.line.Remove(place)
-	e.bytes -= bytes
 	e.shed++
 	return ErrOverloaded
 }
@@ -115,7 +113,5 @@ func (e *entrance) leave() {
 		e.in--
 		return
 	}
-	w := e.line.Remove(next).(*waiter)
-	e.bytes -= w.bytes
-	close(w.turn)
+	close(e.line.Remove(next).(chan struct{}))
 }

@@ -27,6 +27,7 @@ import (
 	"net/http"
 	"net/url"
 	"runtime"
+	"runtime/debug"
 
 	"github.com/gin-gonic/gin"
 	"golang.org/x/sync/semaphore"
@@ -34,7 +35,6 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
-	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/state"
 )
 
@@ -44,7 +44,7 @@ func New(c Config) (*Gate, error) {
 	tenants, addresses, accounts := c.limiters()
 	g := &Gate{
 		config: c, tenants: tenants, addresses: addresses, accounts: accounts,
-		origins: http.NewCrossOriginProtection(), entrance: newEntrance(c.InFlight),
+		origins: http.NewCrossOriginProtection(), entrance: newEntrance(c.InFlight), bodies: newBodies(debug.SetMemoryLimit(-1)),
 		parsing: semaphore.NewWeighted(int64(max(1, runtime.GOMAXPROCS(0)/2))),
 	}
 	g.streams, g.endStreams = context.WithCancel(context.Background())
@@ -70,8 +70,8 @@ func (v *Version) Checks() gin.HandlerFunc {
 			return
 		}
 		defer call.countRefused()
+		defer call.release()
 		err := call.admit(c) // reading the body has a time limit of its own
-		defer secret.Bytes(call.body).Zero()
 		if err == nil {
 			// From here on most answers take at most a second, even if something hangs.
 			ctx, cancel := context.WithTimeout(c.Request.Context(), max(op.Patience, v.gate.config.Limits.Patience))
@@ -260,16 +260,8 @@ func (call *Call) fail(c *gin.Context, err error) {
 	call.version.fail(c, err)
 }
 
-// The limits of a request body, in bytes. A public operation has no known caller, and takes at most
-// an address and a password.
-const (
-	maxBody       = 1 << 20
-	maxPublicBody = 16 << 10
-	smallBody     = 16 << 10 // a smaller body is parsed without waiting
-)
-
 // readBody reads the whole body, because the size of a chunked body shows only then. It returns the
-// body if keep is set.
+// body if keep is set. Error: ErrOverloaded if there is no memory for it.
 func (call *Call) readBody(c *gin.Context, keep bool) (body []byte, err error) {
 	most, refused := int64(maxBody), &refusal{http.StatusRequestEntityTooLarge, "the request body is larger than 1 MiB"}
 	if call.operation.Auth != Required {
@@ -279,14 +271,26 @@ func (call *Call) readBody(c *gin.Context, keep bool) (body []byte, err error) {
 		return nil, refused // net/http closes a connection with an unread body
 	}
 	limited := http.MaxBytesReader(c.Writer, c.Request.Body, most)
-	switch {
+	var full error
+	switch ctx := c.Request.Context(); {
 	case !keep:
-		_, err = io.Copy(io.Discard, limited)
 	case c.Request.ContentLength >= 0:
-		body = make([]byte, c.Request.ContentLength)
-		_, err = io.ReadFull(limited, body)
+		if full = call.reserve(ctx, c.Request.ContentLength); full == nil {
+			body = make([]byte, c.Request.ContentLength)
+			_, err = io.ReadFull(limited, body)
+		}
 	default:
-		body, err = io.ReadAll(limited)
+		if body, err = io.ReadAll(io.LimitReader(limited, smallBody)); err != nil || len(body) < smallBody {
+			break
+		}
+		if full = call.reserve(ctx, most); full == nil {
+			var rest []byte
+			rest, err = io.ReadAll(limited)
+			body = append(body, rest...)
+		}
+	}
+	if !keep || full != nil {
+		_, err = io.Copy(io.Discard, limited)
 	}
 	var tooLarge *http.MaxBytesError
 	if errors.As(err, &tooLarge) {
@@ -295,5 +299,5 @@ func (call *Call) readBody(c *gin.Context, keep bool) (body []byte, err error) {
 	if err != nil {
 		return body, BadRequest("the request body ended early")
 	}
-	return body, nil
+	return body, full
 }

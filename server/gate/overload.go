@@ -6,10 +6,13 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/gin-gonic/gin"
 
 	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fair"
+	"github.com/latticekeep/latticekeep/internal/secret"
 )
 
 // These placeholders stand in an answer that is encoded in advance.
@@ -61,13 +64,54 @@ func (op *operation) waits() bool {
 	return op.Patience == 0 && !slices.Contains(authz.SystemScopes(), scope)
 }
 
+// These are the limits of the bodies in memory. Carrying out a request takes several times the size
+// of its body: parsed, decoded, encrypted, and encoded again. A tenth of the memory limit leaves room
+// for that, and for what the server keeps.
+const (
+	bodyShare       = 10        // part of the memory limit of the Go runtime that all bodies may have
+	minBodies       = 4 << 20   // bytes of all bodies, at least
+	maxBodies       = 192 << 20 // bytes of all bodies, at most, and without a memory limit
+	longestBodyWait = 100 * time.Millisecond
+)
+
+// newBodies bounds the bytes of all bodies, and those of one tenant to three quarters of that: a
+// tenant that sends its bodies slowly leaves memory to the others.
+func newBodies(memoryLimit int64) *fair.Semaphore[authz.TenantID] {
+	most := min(max(memoryLimit/bodyShare, minBodies), maxBodies)
+	return fair.NewSemaphore[authz.TenantID](int(most), int(most/4*3))
+}
+
+// reserve reserves memory for a body before it is read, and waits for it if there is none. Small
+// bodies, which are most, need none. Error: ErrOverloaded.
+func (call *Call) reserve(ctx context.Context, size int64) error {
+	if size <= smallBody || !call.operation.waits() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, longestBodyWait)
+	defer cancel()
+	if call.gate.bodies.AcquireN(ctx, call.Caller.Tenant, size) != nil {
+		call.gate.entrance.countShed()
+		return ErrOverloaded
+	}
+	call.reserved, call.reservedFor = size, call.Caller.Tenant
+	return nil
+}
+
+// release returns the memory of the body, after the answer is sent.
+func (call *Call) release() {
+	secret.Bytes(call.body).Zero()
+	if call.reserved > 0 {
+		call.gate.bodies.ReleaseN(call.reservedFor, call.reserved)
+	}
+}
+
 // enter is [entrance.enter] for an admitted request. No request holds a place while its body
 // arrives.
 func (call *Call) enter(ctx context.Context) error {
 	if !call.operation.waits() {
 		return nil
 	}
-	err := call.gate.entrance.enter(ctx, len(call.body))
+	err := call.gate.entrance.enter(ctx)
 	call.inside = err == nil
 	return err
 }

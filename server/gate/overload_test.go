@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
@@ -23,6 +24,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/identity"
 )
 
 // The tests of the server raise this limit, which leaves time to report a timeout within a second.
@@ -35,13 +37,13 @@ func TestMostAnswersTakeLessThanASecond(t *testing.T) {
 func TestAFullLineRefusesAtOnceAndTheFirstToComeIsTheFirstToEnter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newEntrance(1)
-		if err := e.enter(t.Context(), 0); err != nil || e.full() {
+		if err := e.enter(t.Context()); err != nil || e.full() {
 			t.Fatal(err)
 		}
 		order := make(chan int, e.waiting)
 		for i := range e.waiting {
 			go func() {
-				if err := e.enter(t.Context(), 0); err != nil {
+				if err := e.enter(t.Context()); err != nil {
 					t.Error(i, err)
 				}
 				order <- i
@@ -49,7 +51,7 @@ func TestAFullLineRefusesAtOnceAndTheFirstToComeIsTheFirstToEnter(t *testing.T) 
 			synctest.Wait()
 		}
 		began := time.Now()
-		if err := e.enter(t.Context(), 0); !errors.Is(err, ErrOverloaded) || !errors.Is(err, fault.Unavailable) || !e.full() || e.shed != 2 {
+		if err := e.enter(t.Context()); !errors.Is(err, ErrOverloaded) || !errors.Is(err, fault.Unavailable) || !e.full() || e.shed != 2 {
 			t.Error(err, e.shed)
 		}
 		if took := time.Since(began); took > 0 {
@@ -70,46 +72,22 @@ func TestAFullLineRefusesAtOnceAndTheFirstToComeIsTheFirstToEnter(t *testing.T) 
 func TestWhoWaitsTooLongIsRefusedAndTakesNobodysPlace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newEntrance(1)
-		if err := e.enter(t.Context(), 0); err != nil {
+		if err := e.enter(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		began := time.Now()
-		if err := e.enter(t.Context(), 5); !errors.Is(err, ErrOverloaded) || time.Since(began) != longestWait {
+		if err := e.enter(t.Context()); !errors.Is(err, ErrOverloaded) || time.Since(began) != longestWait {
 			t.Error(err, time.Since(began))
 		}
 		hungUp, hangUp := context.WithTimeout(t.Context(), time.Millisecond)
 		defer hangUp()
-		if err := e.enter(hungUp, 5); !errors.Is(err, ErrOverloaded) || time.Since(began) != longestWait+time.Millisecond {
+		if err := e.enter(hungUp); !errors.Is(err, ErrOverloaded) || time.Since(began) != longestWait+time.Millisecond {
 			t.Error(err, time.Since(began))
 		}
 		e.leave()
-		if err := e.enter(t.Context(), 0); err != nil || e.bytes != 0 {
-			t.Error(err, e.bytes)
+		if err := e.enter(t.Context()); err != nil {
+			t.Error(err)
 		}
-	})
-}
-
-func TestLargeBodiesDoNotFillTheMemory(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		e := newEntrance(1)
-		if err := e.enter(t.Context(), maxBody); err != nil {
-			t.Fatal(err)
-		}
-		go func() { _ = e.enter(t.Context(), maxWaitingBody) }()
-		synctest.Wait()
-		began := time.Now()
-		if err := e.enter(t.Context(), 1); !errors.Is(err, ErrOverloaded) || time.Since(began) > 0 {
-			t.Error(err, time.Since(began))
-		}
-		go func() {
-			if err := e.enter(t.Context(), 0); err != nil {
-				t.Error("one without a body was refused")
-			}
-		}()
-		synctest.Wait()
-		e.leave()
-		synctest.Wait()
-		e.leave()
 	})
 }
 
@@ -124,7 +102,7 @@ func TestNeverMoreThanTheyMayAreInAndNoPlaceIsLost(t *testing.T) {
 				time.Sleep(rand.N(time.Second))
 				ctx, cancel := context.WithTimeout(t.Context(), rand.N(2*longestWait))
 				defer cancel()
-				if e.enter(ctx, 1) != nil {
+				if e.enter(ctx) != nil {
 					return
 				}
 				ever.Add(1)
@@ -137,8 +115,8 @@ func TestNeverMoreThanTheyMayAreInAndNoPlaceIsLost(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		if e.in != 0 || e.line.Len() != 0 || e.bytes != 0 || ever.Load()+int64(e.shed) != 400 {
-			t.Error(e.in, e.line.Len(), e.bytes, ever.Load(), e.shed)
+		if e.in != 0 || e.line.Len() != 0 || ever.Load()+int64(e.shed) != 400 {
+			t.Error(e.in, e.line.Len(), ever.Load(), e.shed)
 		}
 	})
 }
@@ -218,7 +196,7 @@ func TestAnOverloadedServerRefusesWithoutReadingTheBody(t *testing.T) {
 	}()
 	eventually(t, "one is carried out", func() bool { return g.Load().InFlight == 1 })
 	for range g.entrance.waiting { // a line that nobody leaves
-		g.entrance.line.PushBack(&waiter{turn: make(chan struct{})})
+		g.entrance.line.PushBack(make(chan struct{}))
 	}
 	never, end := io.Pipe() // the body
 	defer end.Close()
@@ -307,4 +285,88 @@ func TestABodyOnItsWayHoldsNoPlace(t *testing.T) {
 		t.Error(status)
 	}
 	eventually(t, "nobody is in", func() bool { return g.Load().InFlight == 0 })
+}
+
+// reading reads a body for a tenant, as an admitted request does.
+func reading(t *testing.T, g *Gate, tenant authz.TenantID, body string, chunked bool) (*Call, error) {
+	t.Helper()
+	c, _ := gin.CreateTestContext(httptest.NewRecorder())
+	c.Request = httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/", strings.NewReader(body))
+	if chunked {
+		c.Request.ContentLength = -1
+	}
+	call := &Call{gate: g, operation: &operation{}, Caller: identity.Caller{Principal: authz.Principal{Tenant: tenant}}}
+	got, err := call.readBody(c, true)
+	if call.body = got; err == nil && string(got) != body {
+		t.Errorf("%d bytes of %d", len(got), len(body))
+	}
+	return call, err
+}
+
+func TestBodiesTakeATenthOfTheMemoryAndOneTenantLeavesSomeToOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		large := strings.Repeat(" ", maxBody)
+		for _, chunked := range []bool{false, true} {
+			g := &Gate{entrance: newEntrance(1), bodies: newBodies(80 << 20)}
+			var held []*Call
+			for range 6 { // three quarters of eight
+				call, err := reading(t, g, "a", large, chunked)
+				if err != nil {
+					t.Fatal(err)
+				}
+				held = append(held, call)
+			}
+			began := time.Now()
+			if _, err := reading(t, g, "a", large, chunked); !errors.Is(err, ErrOverloaded) || g.entrance.shed != 1 || time.Since(began) != longestBodyWait {
+				t.Error("a seventh:", err, g.entrance.shed, time.Since(began))
+			}
+			small, err := reading(t, g, "a", large[:smallBody-1], chunked)
+			if err != nil {
+				t.Error("a small one:", err)
+			}
+			small.release()
+			for range 2 {
+				call, err := reading(t, g, "b", large, chunked)
+				if err != nil {
+					t.Fatal("another tenant's:", err)
+				}
+				held = append(held, call)
+			}
+			if _, err := reading(t, g, "b", large, chunked); !errors.Is(err, ErrOverloaded) {
+				t.Error("a ninth:", err)
+			}
+			go func() {
+				time.Sleep(longestBodyWait / 2)
+				held[0].release()
+			}()
+			if held[0], err = reading(t, g, "b", large, chunked); err != nil {
+				t.Error("one that waits for its turn:", err)
+			}
+			for _, call := range held {
+				call.release()
+			}
+			if call, err := reading(t, g, "b", large, chunked); err != nil {
+				t.Error(err)
+			} else if call.release(); strings.Trim(string(call.body), "\x00") != "" {
+				t.Error("the body stays in memory")
+			}
+		}
+	})
+}
+
+func TestHowManyBytesOfBodiesThereMayBe(t *testing.T) {
+	for limit, want := range map[int64]int64{math.MaxInt64: 192 << 20, 1 << 30: 107374182, 205 << 20: 21495808, 1 << 20: 4 << 20} {
+		b := newBodies(limit)
+		over, end := context.WithCancel(t.Context())
+		end()
+		third := want / 3
+		for i, tenant := range []authz.TenantID{"a", "b", "c"} {
+			if err := b.AcquireN(over, tenant, third); err != nil {
+				t.Errorf("%d: part %d: %v", limit, i, err)
+			}
+		}
+		if b.AcquireN(over, "d", want%3+1) == nil {
+			t.Errorf("%d: more than %d", limit, want)
+		}
+	}
 }
