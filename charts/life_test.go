@@ -306,7 +306,7 @@ func (l *life) deletion() {
 	}
 }
 
-// adoption has a new object go on with the values of a former one. That takes a verb which dev does not have.
+// adoption has a new object go on with the values of a previous one. That takes a verb which dev does not have.
 func (l *life) adoption() {
 	const manifest = `
 apiVersion: latticekeep.dev/v1beta1

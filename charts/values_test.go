@@ -227,7 +227,7 @@ func TestMonitorsTakeWhatPrometheusWants(t *testing.T) {
 	}
 }
 
-// What a cluster without a way out runs is all from the registry inside, hooks and tests included, and asks for nothing outside.
+// A cluster without a way out takes all images from its own registry, those of hooks and tests too, and asks for nothing outside.
 func TestNothingOfAnAirGappedInstallationIsOutside(t *testing.T) {
 	out, err := helmTemplate(t, "--values", "latticekeep/ci/airgapped-values.yaml")
 	if err != nil {

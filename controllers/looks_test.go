@@ -117,8 +117,8 @@ func TestLooksArePaced(t *testing.T) {
 		t.Errorf("a minute later the oldest look is %v s ago", age)
 	}
 
-	// What was found to be wrong is not claimed to be right after a start, and what is settled is
-	// looked at without a write.
+	// After a start, the operator does not claim that a wrong target is right, and it looks at
+	// settled ones without a write.
 	w.halt()
 	before := w.writes(ns)
 	w.pace = unpaced
@@ -192,7 +192,8 @@ func TestWatchedTargetsAreMendedAtOnce(t *testing.T) {
 		}
 	}
 
-	// What was lost while the operator was down comes back, too. Nothing else is listed or watched.
+	// The operator also brings back a Secret that was deleted while it was down. It lists and
+	// watches nothing else.
 	w.halt()
 	must(t, w.admin.Delete(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: "app"}}))
 	w.start(nil)

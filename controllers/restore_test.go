@@ -21,8 +21,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 )
 
-// What a backup, another cluster or a second `kubectl apply` puts back has a new UID. These tests
-// hold that it goes on with the values that it had, or says why not.
+// An object that comes back from a backup, another cluster or a second `kubectl apply` has a new
+// UID. These tests show that it goes on with the values that it had, or says why not.
 func TestRestoredObjectsKeepTheirValues(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -36,11 +36,11 @@ func TestRestoredObjectsKeepTheirValues(t *testing.T) {
 		{"what went on unasked goes nowhere else unasked", w.testBound},
 		{"whoever sets adoptFrom needs the verb adopt", w.testAdoptVerb},
 		{"a foreign entry and an absent one are the same answer", w.testForeignEntry},
-		{"a Secret of a former object is not overwritten by generated values", w.testFormerSecret},
+		{"a Secret of a previous object is not overwritten by generated values", w.testFormerSecret},
 		{"an object that went without its finalizer left its entry too", w.testWithoutFinalizer},
 		{"a Secret that is newer than the entry is asked about", w.testNewerSecret},
 		{"a target that moves to a Secret of a previous object takes its values", w.testMovedTarget},
-		{"a namespace that is mapped to its former tenant goes on", w.testMappedNamespace},
+		{"a namespace that is mapped to its previous tenant goes on", w.testMappedNamespace},
 		{"an imported object made again asks before it begins anew", w.testFormerImport},
 	} {
 		t.Run(test.behaviour, test.run)
@@ -340,7 +340,7 @@ func (w *world) testAdoptVerb(t *testing.T) {
 	refused("changing", func() error {
 		return dev.Patch(t.Context(), plain, client.RawPatch("application/merge-patch+json", []byte(`{"spec":{"adoptFrom":{"credentialID":"`+first.Status.CredentialID+`"}}}`)), client.DryRunAll)
 	})
-	// What stands there already may be labelled. Its target may not be moved: it says where the values go.
+	// An object that has the field already may be labelled. Its target may not be moved: it says where the values go.
 	now := new(v1beta1.SealedCredential)
 	must(t, dev.Get(t.Context(), client.ObjectKeyFromObject(stalled), now))
 	now.Labels = map[string]string{"some": "label"}
@@ -634,9 +634,9 @@ func testMoved(t *testing.T, from moved) {
 	// Velero puts the Secrets back first, with the mark of the former object.
 	w.secret(from.ns, "waits", map[string]string{v1beta1.AnnotationOwner: from.uid}, from.waiting)
 	w.awaitTarget(w.create(generated(from.ns, "waits")), 1, from.waiting)
-	_, formers, err := w.vault.Objects(t.Context(), w.namespaceUID("kube-system"))
+	_, previous, err := w.vault.Objects(t.Context(), w.namespaceUID("kube-system"))
 	must(t, err)
-	for _, f := range formers {
+	for _, f := range previous {
 		if f.Name == "pg" && f.Namespace == from.ns {
 			t.Error("the object of the former cluster still owns the entry")
 		}

@@ -33,24 +33,24 @@ type viewSource struct {
 	vault      *vault.Vault
 	cluster    string // UID of the cluster
 
-	mu      sync.Mutex
-	read    time.Time     // when owners and formers were read
-	took    time.Duration // that reading
-	owners  []vault.Owner
-	formers []vault.Former
+	mu       sync.Mutex
+	read     time.Time     // when owners and previous were read
+	took     time.Duration // that reading
+	owners   []vault.Owner
+	previous []vault.PreviousObject
 }
 
 // readingShare bounds the time that is spent on reading all objects for warnings, to one part in so
 // many. Thousands of objects may be created one after the other, and each asks about its name.
 const readingShare = 20
 
-// named returns the UID of the object with that name that owns a credential, or else when the values
-// were sealed that a former one left.
+// named returns the UID of the object with that name that owns a credential, or else when the
+// values were sealed that a previous one left.
 func (there *viewSource) named(ctx context.Context, tenant authz.TenantID, object vault.Object) (uid string, left map[string]time.Time, err error) {
 	there.mu.Lock()
 	defer there.mu.Unlock()
 	if begun := time.Now(); there.read.IsZero() || begun.Sub(there.read) > readingShare*there.took {
-		if there.owners, there.formers, err = there.vault.Objects(ctx, there.cluster); err != nil {
+		if there.owners, there.previous, err = there.vault.Objects(ctx, there.cluster); err != nil {
 			return "", nil, err
 		}
 		there.read = time.Now()
@@ -59,8 +59,8 @@ func (there *viewSource) named(ctx context.Context, tenant authz.TenantID, objec
 	if i := slices.IndexFunc(there.owners, func(o vault.Owner) bool { return o.Object == object && o.Tenant == tenant }); i >= 0 {
 		return there.owners[i].UID, nil, nil
 	}
-	if i := slices.IndexFunc(there.formers, func(f vault.Former) bool { return f.Object == object && f.Tenant == tenant }); i >= 0 {
-		left = there.formers[i].SealedAt
+	if i := slices.IndexFunc(there.previous, func(f vault.PreviousObject) bool { return f.Object == object && f.Tenant == tenant }); i >= 0 {
+		left = there.previous[i].SealedAt
 	}
 	return "", left, nil
 }
@@ -115,12 +115,12 @@ func (v *View) SealedCredentials(ctx context.Context, tenant authz.TenantID) ([]
 	return all, nil
 }
 
-// AcceptedValues returns, for each key, when the value was sealed that the vault accepted last for an
-// object: the one with the UID of sc, or without a UID one with its namespace and name, or a former one
-// that left its credential. That may be some moments old, and is enough for a warning. It returns nil
-// when there is none, and to a principal of another tenant. A ServiceAccount may ask about every
-// namespace that the cluster lets it check. Errors: fault.Unavailable while the operator does not know
-// all namespaces, or when the vault fails.
+// AcceptedValues returns, for each key, when the value was sealed that the vault accepted last for
+// an object: the one with the UID of sc, or without a UID one with its namespace and name, or a
+// previous one that left its credential. That may be some moments old, and is enough for a warning.
+// It returns nil when there is none, and to a principal of another tenant. A ServiceAccount may ask
+// about every namespace that the cluster lets it check. Errors: fault.Unavailable while the
+// operator does not know all namespaces, or when the vault fails.
 func (v *View) AcceptedValues(ctx context.Context, p authz.Principal, sc *v1beta1.SealedCredential) (map[string]time.Time, error) {
 	there := v.source.Load()
 	if there == nil || !there.synced() {

@@ -38,7 +38,7 @@ type entries struct {
 	objects     *objects
 	vault       *vault.Vault
 	keys        *keyring.Ring
-	formers     *formers
+	previous    *previousObjects
 	cluster     string // UID of the cluster
 	countChange func(change string)
 	now         func() time.Time
@@ -107,7 +107,7 @@ func (e *entries) storeValues(ctx context.Context, p authz.Principal, sc *v1beta
 		return err
 	}
 	if o.owned == nil {
-		e.formers.stored(p.Tenant, sc)
+		e.previous.stored(p.Tenant, sc)
 	}
 	d := e.desired(sc)
 	d.Values = values
@@ -167,8 +167,8 @@ func (e *entries) keepValues(ctx context.Context, p authz.Principal, sc *v1beta1
 	switch {
 	case o.entryCurrent:
 		return nil
-	case o.formerValues != "":
-		o.refuseTransiently(v1beta1.ReasonFormerValues, "spec.valuesFrom: the Secret does not exist, and %s", o.formerValues)
+	case o.previousValues != "":
+		o.refuseTransiently(v1beta1.ReasonFormerValues, "spec.valuesFrom: the Secret does not exist, and %s", o.previousValues)
 		return nil
 	case o.owned == nil:
 		o.refuseTransiently(v1beta1.ReasonSourceUnavailable, "spec.valuesFrom: the Secret does not exist: create it, with the annotation %s=%s",
@@ -301,7 +301,7 @@ func (e *entries) storeNext(ctx context.Context, p authz.Principal, sc *v1beta1.
 		return err
 	}
 	if o.owned == nil {
-		e.formers.stored(p.Tenant, sc)
+		e.previous.stored(p.Tenant, sc)
 	}
 	var made map[string]secret.Bytes
 	owned, err := e.vault.Generate(ctx, p, string(sc.UID), o.entryVersion(), d, func(previous map[string]secret.Bytes) (map[string]secret.Bytes, error) {

@@ -34,7 +34,7 @@ type outcome struct {
 	targetRefused   *refusal                // why the target Secret cannot match the spec
 	values          map[string]secret.Bytes // values of owned if already opened
 	given           map[string]secret.Bytes // values that the target Secret was handed over with
-	formerValues    string                  // what to do about the values of a previous object; empty for none
+	previousValues  string                  // what to do about the values of a previous object; empty for none
 	targetDropped   bool                    // a previous target was deleted or released
 	targetUnwritten bool                    // err is a failure to write the target Secret
 	targetDrifted   bool                    // the target Secret changed and stays so while suspended

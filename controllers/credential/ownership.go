@@ -25,7 +25,7 @@ import (
 // apply makes the Secret that was read equal to want, and sets want's UID and resourceVersion. It
 // fails with a conflict if the Secret has changed since it was read.
 func (t *targets) apply(ctx context.Context, is, want *corev1.Secret) error {
-	fields, changed, err := takeOver(is)
+	fields, changed, err := takeOverFields(is)
 	if err != nil {
 		return err
 	}
@@ -60,10 +60,10 @@ func (t *targets) apply(ctx context.Context, is, want *corev1.Secret) error {
 	return nil
 }
 
-// takeOver returns the managedFields that the Secret must have before it is applied, and whether it
-// has others. What the operator created or updated counts as applied. So do all data and owner
-// references, whoever wrote them, and nobody else has a share in them.
-func takeOver(is *corev1.Secret) (fields []metav1.ManagedFieldsEntry, changed bool, err error) {
+// takeOverFields returns the managedFields that the Secret must have before it is applied, and
+// whether it has others. Fields that the operator created or updated count as applied. So do all
+// data and owner references, whoever wrote them, and nobody else has a share in them.
+func takeOverFields(is *corev1.Secret) (fields []metav1.ManagedFieldsEntry, changed bool, err error) {
 	m := &metav1.PartialObjectMetadata{}
 	m.ManagedFields = is.DeepCopy().ManagedFields
 	if err := csaupgrade.UpgradeManagedFields(m, sets.New(v1beta1.OperatorName), v1beta1.OperatorName); err != nil {
@@ -118,8 +118,8 @@ func isApplied(entry metav1.ManagedFieldsEntry) bool {
 	return entry.Manager == v1beta1.OperatorName && entry.Operation == metav1.ManagedFieldsOperationApply && entry.Subresource == ""
 }
 
-// ownFields returns what the operator wrote to the Secret, by apply or otherwise. What it cannot
-// read is nobody's.
+// ownFields returns what the operator wrote to the Secret, by apply or otherwise. Fields that it
+// cannot read are nobody's.
 func ownFields(is *corev1.Secret) *fieldpath.Set {
 	own := fieldpath.NewSet()
 	for _, entry := range is.ManagedFields {

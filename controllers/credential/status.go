@@ -17,19 +17,19 @@ import (
 // status returns the status that sc should have at now. It takes from the previous status what the
 // vault does not or cannot tell now, and the time since which each condition holds.
 func (o *outcome) status(sc *v1beta1.SealedCredential, now time.Time) v1beta1.SealedCredentialStatus {
-	former := sc.Status.DeepCopy()
-	s := v1beta1.SealedCredentialStatus{ObservedGeneration: former.ObservedGeneration, Target: former.Target}
+	before := sc.Status.DeepCopy()
+	s := v1beta1.SealedCredentialStatus{ObservedGeneration: before.ObservedGeneration, Target: before.Target}
 	switch {
 	case !o.entryKnown:
-		s = *former
+		s = *before
 		s.Conditions = nil
 	case o.owned == nil: // keep what a store restored from a backup does not know
-		s.CredentialID, s.LastTrigger = former.CredentialID, former.LastTrigger
+		s.CredentialID, s.LastTrigger = before.CredentialID, before.LastTrigger
 	default:
 		s.CredentialID = o.owned.ID
 		s.Version = int64(o.owned.Version)
 		s.LastTrigger = o.owned.Trigger
-		s.Audit = former.Audit // the vault has no audit hash for a missing entry
+		s.Audit = before.Audit // the vault has no audit hash for a missing entry
 		s.SealingKeyID = o.owned.SealingKey
 		if !o.owned.Missing {
 			s.Audit = &v1beta1.AuditReference{Sequence: int64(o.owned.Audit.Sequence), Hash: o.owned.Audit.Hash}
@@ -56,7 +56,7 @@ func (o *outcome) status(sc *v1beta1.SealedCredential, now time.Time) v1beta1.Se
 
 	add := func(c metav1.Condition) {
 		c.LastTransitionTime = *seconds(now)
-		if old := meta.FindStatusCondition(former.Conditions, c.Type); old != nil && old.Status == c.Status {
+		if old := meta.FindStatusCondition(before.Conditions, c.Type); old != nil && old.Status == c.Status {
 			c.LastTransitionTime = old.LastTransitionTime
 		}
 		s.Conditions = append(s.Conditions, c)
@@ -71,7 +71,7 @@ func (o *outcome) status(sc *v1beta1.SealedCredential, now time.Time) v1beta1.Se
 	if sc.Spec.Target != nil {
 		add(o.targetSyncedCondition(sc, s))
 	}
-	if c, ok := o.valuesStaleCondition(sc, former, now); ok {
+	if c, ok := o.valuesStaleCondition(sc, before, now); ok {
 		add(c)
 	}
 	add(o.expiringCondition(sc, s, now))
@@ -143,13 +143,13 @@ func (o *outcome) targetSyncedCondition(sc *v1beta1.SealedCredential, s v1beta1.
 
 // valuesStaleCondition returns the condition that says whether the oldest value is older than
 // spec.rotation.maxValueAge. It returns false if the condition does not apply.
-func (o *outcome) valuesStaleCondition(sc *v1beta1.SealedCredential, former *v1beta1.SealedCredentialStatus, now time.Time) (metav1.Condition, bool) {
+func (o *outcome) valuesStaleCondition(sc *v1beta1.SealedCredential, before *v1beta1.SealedCredentialStatus, now time.Time) (metav1.Condition, bool) {
 	c := metav1.Condition{Type: v1beta1.ConditionValuesStale, Status: metav1.ConditionFalse, ObservedGeneration: sc.Generation}
 	if sc.Spec.Rotation == nil || sc.Spec.Rotation.MaxValueAge == nil {
 		return c, false
 	}
 	if !o.entryKnown {
-		if old := meta.FindStatusCondition(former.Conditions, c.Type); old != nil {
+		if old := meta.FindStatusCondition(before.Conditions, c.Type); old != nil {
 			return *old, true
 		}
 		return c, false

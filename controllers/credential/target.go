@@ -59,7 +59,7 @@ func (t *targets) ensure(ctx context.Context, sc *v1beta1.SealedCredential, of *
 	what, fresh := "Created", fresh && !wary
 	if !fresh {
 		var err error
-		if is, what, err = t.claim(ctx, sc, of.Former); err != nil {
+		if is, what, err = t.claim(ctx, sc, of.AdoptedFrom); err != nil {
 			return nil, "", err
 		}
 	}
@@ -90,7 +90,7 @@ func (t *targets) ensure(ctx context.Context, sc *v1beta1.SealedCredential, of *
 		if !fresh || !apierrors.IsAlreadyExists(err) {
 			return t.statusOf(sc, want, of), what, classifyWriteError(err)
 		}
-		if is, what, err = t.claim(ctx, sc, of.Former); err != nil || is == nil {
+		if is, what, err = t.claim(ctx, sc, of.AdoptedFrom); err != nil || is == nil {
 			return nil, "", errors.Join(err, errConflict)
 		}
 		defer clearData(is)
@@ -105,9 +105,9 @@ var errConflict = apierrors.NewConflict(corev1.Resource("secrets"), "", errors.N
 
 // claim returns the existing Secret that is to become the target, with "Updated" or "Adopted". It
 // returns nil and "Created" if there is no Secret yet, and a refusal if the object neither owns nor
-// may adopt it. former is the UID of the object that the vault entry was adopted from: its Secret
-// comes with the entry.
-func (t *targets) claim(ctx context.Context, sc *v1beta1.SealedCredential, former string) (*corev1.Secret, string, error) {
+// may adopt it. adoptedFrom is the UID of the object that the vault entry was adopted from: its
+// Secret comes with the entry.
+func (t *targets) claim(ctx context.Context, sc *v1beta1.SealedCredential, adoptedFrom string) (*corev1.Secret, string, error) {
 	is := new(corev1.Secret)
 	err := t.live.Get(ctx, client.ObjectKey{Namespace: sc.Namespace, Name: targetName(sc)}, is)
 	switch {
@@ -120,7 +120,7 @@ func (t *targets) claim(ctx context.Context, sc *v1beta1.SealedCredential, forme
 		return nil, "", refuseTarget(v1beta1.ReasonTargetConflict, "a Secret of that name is being deleted, and is made again once its finalizers are removed")
 	}
 	owner, adopt := is.Annotations[v1beta1.AnnotationOwner], is.Annotations[v1beta1.AnnotationAdopt] == sc.Name
-	own := owner == string(sc.UID) || owner != "" && owner == former
+	own := owner == string(sc.UID) || owner != "" && owner == adoptedFrom
 	kind := corev1.SecretType(sc.Spec.Target.Type)
 	if kind == "" {
 		kind = corev1.SecretTypeOpaque
@@ -228,8 +228,8 @@ func (t *targets) delete(ctx context.Context, is client.Object) error {
 // retained.
 func (t *targets) finalize(ctx context.Context, sc *v1beta1.SealedCredential) error {
 	names := map[string]bool{targetName(sc): true}
-	if former := t.lastKnown(sc); former != nil {
-		names[former.Name] = true
+	if last := t.lastKnown(sc); last != nil {
+		names[last.Name] = true
 	}
 	for name := range names {
 		if name == "" {

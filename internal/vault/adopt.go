@@ -46,8 +46,9 @@ func (o ownerRows) end(tx store.Tx, tenant authz.TenantID, uid string, row *owne
 	)
 }
 
-// Former is an object that is gone, or left behind in another cluster, and whose credential is kept.
-type Former struct {
+// PreviousObject is an object that is gone, or left behind in another cluster, and whose credential
+// is kept.
+type PreviousObject struct {
 	Owner
 	Credential string
 	Form       []byte               // [Desired.Form] of its last accepted spec; empty when it is not known
@@ -55,17 +56,18 @@ type Former struct {
 }
 
 // Objects returns the objects of all tenants, as the operator of a cluster sees them: those of that
-// cluster that own a credential, and the previous ones, whose credentials were released or belong to
-// another cluster. The deployment calls it. It shows no credential and leaves out damaged rows,
-// because they name no object. A row that somebody else changed or removed is an error.
-func (v *Vault) Objects(ctx context.Context, cluster string) (owners []Owner, formers []Former, err error) {
+// cluster that own a credential, and the previous ones, whose credentials were released or belong
+// to another cluster. The deployment calls it. It shows no credential. It leaves out damaged rows
+// of owners, because they name no object. A previous object whose row is damaged has only a tenant
+// and a credential. A row that somebody else changed or removed is an error.
+func (v *Vault) Objects(ctx context.Context, cluster string) (owners []Owner, previous []PreviousObject, err error) {
 	err = v.records.owners.visit(ctx, v.store, func(tenant authz.TenantID, uid string, row *ownerRow) {
 		switch {
 		case row == nil:
 		case row.Object.Cluster == cluster:
 			owners = append(owners, Owner{row.Object, uid, tenant})
 		default:
-			formers = append(formers, Former{Owner{row.Object, uid, tenant}, row.Credential, row.Form, row.SealedAt})
+			previous = append(previous, PreviousObject{Owner{row.Object, uid, tenant}, row.Credential, row.Form, row.SealedAt})
 		}
 	})
 	if err != nil {
@@ -83,12 +85,15 @@ func (v *Vault) Objects(ctx context.Context, cluster string) (owners []Owner, fo
 		return nil, nil, fmt.Errorf("reading what objects left: %w", err)
 	}
 	for _, k := range kept {
-		if row, err := mac.Decode[releasedRow](v.records.Rows, k.Key, k.Value); err == nil {
-			parts := strings.Split(string(k.Key), "/")
-			formers = append(formers, Former{Owner{row.Object, row.UID, authz.TenantID(parts[1])}, row.Credential, row.Form, row.SealedAt})
+		_, rest, _ := strings.Cut(string(k.Key), "/")
+		tenant, id, _ := strings.Cut(rest, "/")
+		row, err := mac.Decode[releasedRow](v.records.Rows, k.Key, k.Value)
+		if err != nil {
+			row = &releasedRow{ownerRow: ownerRow{Credential: id}}
 		}
+		previous = append(previous, PreviousObject{Owner{row.Object, row.UID, authz.TenantID(tenant)}, row.Credential, row.Form, row.SealedAt})
 	}
-	return owners, formers, nil
+	return owners, previous, nil
 }
 
 // errNotAdoptable is the only answer for a credential that an object cannot go on with: another
@@ -127,7 +132,7 @@ func (v *Vault) Adopt(ctx context.Context, p authz.Principal, uid string, o Obje
 	row := found.last.ownerRow
 	row.Credential, row.Version, row.Object, row.Bound, row.Previous = r.ID, r.Version, o, form != nil, nil
 	if found.last.UID != uid {
-		row.Former = found.last.UID
+		row.AdoptedFrom = found.last.UID
 	}
 	row.Values = v.records.owners.hashValues(p.Tenant, uid, values)
 	err = v.store.Update(ctx, func(tx store.Tx) error {
@@ -155,8 +160,8 @@ func (v *Vault) Adopt(ctx context.Context, p authz.Principal, uid string, o Obje
 			}
 		}
 		attributes := map[string]string{audit.AttributeVersion: strconv.FormatUint(r.Version, 10)}
-		if row.Former != "" {
-			attributes["former_uid"] = row.Former
+		if row.AdoptedFrom != "" {
+			attributes["former_uid"] = row.AdoptedFrom
 		}
 		err = appendEvent(v.guard, tx, audit.Event{
 			Type: audit.CredentialAdopted, Outcome: audit.Success, Principal: p,

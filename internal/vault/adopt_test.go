@@ -57,7 +57,7 @@ func TestUnaskedValuesStayInTheirForm(t *testing.T) {
 		}
 		o, err := f.vault.Adopt(t.Context(), op, uid, object, id, &kept)
 		must(t, err)
-		if !bytes.Equal(o.Bound, kept[:]) || o.Former == "" {
+		if !bytes.Equal(o.Bound, kept[:]) || o.AdoptedFrom == "" {
 			t.Fatalf("%s: adopted unasked, it is bound to %x", step.behaviour, o.Bound)
 		}
 		o, err = step.do(o)
@@ -65,7 +65,7 @@ func TestUnaskedValuesStayInTheirForm(t *testing.T) {
 		if (o.Bound != nil) != step.bound || step.bound && !bytes.Equal(o.Bound, kept[:]) {
 			t.Errorf("%s: it is bound to %x", step.behaviour, o.Bound)
 		}
-		if again, err := f.vault.Owned(t.Context(), op, uid); err != nil || !bytes.Equal(again.Bound, o.Bound) || again.Former != o.Former {
+		if again, err := f.vault.Owned(t.Context(), op, uid); err != nil || !bytes.Equal(again.Bound, o.Bound) || again.AdoptedFrom != o.AdoptedFrom {
 			t.Errorf("%s: the vault remembers %+v, %v", step.behaviour, again, err)
 		}
 		if !step.bound {

@@ -55,7 +55,7 @@ type Owned struct {
 	Object          Object
 	Previous        *PreviousVersion // nil when none is readable
 	Audit           audit.Receipt    // entry of the current version
-	Former          string           // UID of the object that the credential was adopted from; empty for none
+	AdoptedFrom     string           // UID of the object that the credential was adopted from; empty for none
 	Bound           []byte           // [Desired.Form] that the values must not leave: nobody asked for the adoption; nil for any
 	Missing         bool             // the credential was deleted outside the object
 
@@ -72,7 +72,7 @@ func (o *Owned) version() uint64 {
 func (row *ownerRow) owned(c Credential) *Owned {
 	o := &Owned{
 		Credential: c, SpecDigest: [32]byte(row.SpecDigest), ValuesChangedAt: row.ValuesChangedAt, ValueSealedAt: row.SealedAt,
-		SealingKey: row.SealingKey, Trigger: row.Trigger, Object: row.Object, Former: row.Former, row: row,
+		SealingKey: row.SealingKey, Trigger: row.Trigger, Object: row.Object, AdoptedFrom: row.AdoptedFrom, row: row,
 	}
 	if row.Bound {
 		o.Bound = row.Form
@@ -198,7 +198,7 @@ func (v *Vault) sealOwned(ctx context.Context, keys *keyring.Keys, next ownedVer
 	if before == nil {
 		row.Credential = authz.NewID(idPrefix)
 	} else {
-		row.Credential, row.Former = before.ID, before.Former
+		row.Credential, row.AdoptedFrom = before.ID, before.AdoptedFrom
 		if next.keeps && before.row.Bound {
 			row.Bound, row.Form = true, before.row.Form
 		}

@@ -4,6 +4,7 @@ import (
 	"crypto/sha3"
 	"errors"
 	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -232,7 +233,7 @@ func TestOwnersAreThoseOfOneCluster(t *testing.T) {
 		must(t, err)
 		return owned
 	}
-	apply(f.a.Tenant, uid, here)
+	first := apply(f.a.Tenant, uid, here)
 	apply(f.b.Tenant, "other-tenant", Object{"c1", "ns2", "db2"})
 	apply(f.a.Tenant, "other-cluster", Object{"c2", "ns", "db"})
 	apply(f.a.Tenant, "damaged", here)
@@ -252,8 +253,20 @@ func TestOwnersAreThoseOfOneCluster(t *testing.T) {
 		t.Errorf("%v, want %v", got, want)
 	}
 	must(t, f.end(f.operator(), uid, false))
-	if owners, _, err := f.vault.Objects(t.Context(), "c1"); err != nil || len(owners) != 1 {
+	owners, left, err := f.vault.Objects(t.Context(), "c1")
+	if err != nil || len(owners) != 1 {
 		t.Error("a released object still owns:", owners, err)
+	}
+	if len(left) != 2 || !slices.ContainsFunc(left, func(o PreviousObject) bool { return o.Object == here && o.Credential == first.ID }) {
+		t.Errorf("one object was released and one is in another cluster, but these are left: %+v", left)
+	}
+	f.commit(func(tx store.Tx) error { return tx.Put(releasedKey(f.a.Tenant, first.ID), []byte("junk")) })
+	_, left, err = f.vault.Objects(t.Context(), "c1")
+	damaged := func(o PreviousObject) bool {
+		return o.Owner == Owner{Tenant: f.a.Tenant} && o.Credential == first.ID && o.Form == nil
+	}
+	if err != nil || len(left) != 2 || !slices.ContainsFunc(left, damaged) {
+		t.Errorf("a damaged row does not show: %+v, %v", left, err)
 	}
 }
 

@@ -42,7 +42,7 @@ type ownerRow struct {
 	Version         uint64               `json:"version"`
 	SpecDigest      []byte               `json:"spec_digest"`
 	Form            []byte               `json:"form,omitempty"`       // [Desired.Form]; rows of earlier releases have none
-	Former          string               `json:"former_uid,omitempty"` // UID of the object that the credential was adopted from
+	AdoptedFrom     string               `json:"former_uid,omitempty"` // UID of the object that the credential was adopted from
 	Bound           bool                 `json:"bound,omitempty"`      // nobody asked for the adoption, and Form bounds where the values may go
 	Values          []byte               `json:"values,omitempty"`     // keyed hash
 	ValuesChangedAt time.Time            `json:"values_changed_at,omitzero"`

@@ -20,8 +20,93 @@ import (
 
 	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/controllers/requeue"
+	"github.com/latticekeep/latticekeep/internal/sealing"
 	"github.com/latticekeep/latticekeep/internal/vault"
 )
+
+// finalize releases what sc owns, and then removes the finalizer. It removes the finalizer of an
+// abandoned object even if its vault entry could not be released.
+func (r *reconciler) finalize(ctx context.Context, sc *v1beta1.SealedCredential) (*outcome, error) {
+	err := r.release(ctx, sc)
+	note := "the vault entry is deleted"
+	switch {
+	case errors.As(err, new(apiError)) && !isAbandoned(sc):
+		o := new(outcome)
+		return o, o.recordAPIError(err)
+	case err != nil && !isAbandoned(sc):
+		return &outcome{err: err}, nil
+	case err != nil:
+		log.FromContext(ctx).Error(err, "the vault entry could not be released")
+		note = "the vault entry is abandoned: it could not be released yet"
+	case retainsEntry(sc):
+		note = "the vault entry is kept, and no longer tied to this object"
+	}
+	if err := r.objects.removeFinalizer(ctx, sc); err != nil {
+		return nil, err
+	}
+	r.objects.recordEvent(ctx, sc, "Released", "Release", note)
+	return nil, nil
+}
+
+// release deletes the target Secret of sc and deletes or releases its vault entry, as the deletion
+// policies say.
+func (r *reconciler) release(ctx context.Context, sc *v1beta1.SealedCredential) error {
+	if err := r.targets.finalize(ctx, sc); err != nil {
+		return apiError{err}
+	}
+	tenant, err := r.tenants.ofDeleted(ctx, sc.Namespace)
+	if err != nil {
+		return err
+	}
+	p := principalFor(ctx, tenant, sc.UID)
+	var form [32]byte
+	if retainsEntry(sc) {
+		defer r.previous.changed()
+		owned, err := r.vault.Owned(ctx, p, string(sc.UID))
+		if err != nil {
+			return err
+		}
+		form = acceptedForm(sc, owned)
+	}
+	_, err = r.vault.Release(ctx, p, string(sc.UID), form, !retainsEntry(sc))
+	return err
+}
+
+// retainsEntry reports whether the vault entry outlives sc.
+func retainsEntry(sc *v1beta1.SealedCredential) bool {
+	return sc.Spec.DeletionPolicy == v1beta1.DeletionRetain || isAbandoned(sc)
+}
+
+func isAbandoned(sc *v1beta1.SealedCredential) bool {
+	return sc.Annotations[v1beta1.AnnotationAbandon] == "true"
+}
+
+// releaseVanished releases what sc owns if sc vanished while it got its finalizer: the API server
+// deletes an object that had none when the deletion began, even if it has one by now.
+func (r *reconciler) releaseVanished(ctx context.Context, sc *v1beta1.SealedCredential) error {
+	now := new(metav1.PartialObjectMetadata)
+	now.SetGroupVersionKind(v1beta1.GroupVersion.WithKind(v1beta1.KindSealedCredential))
+	err := r.targets.live.Get(ctx, client.ObjectKeyFromObject(sc), now)
+	if client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("looking for a SealedCredential: %w", err)
+	}
+	if err == nil && now.UID == sc.UID {
+		return nil
+	}
+	return r.release(ctx, sc)
+}
+
+// acceptedForm returns the form of sc if its spec was accepted whole, and zero otherwise.
+func acceptedForm(sc *v1beta1.SealedCredential, owned *vault.Owned) [32]byte {
+	made := ""
+	if sc.Status.Target != nil {
+		made = sc.Status.Target.Spec
+	}
+	if owned == nil || !matchesSpec(owned, sc) || made != targetDigest(sc) {
+		return [32]byte{}
+	}
+	return sealing.FormDigest(sc)
+}
 
 // sweeper releases the vault entries of objects that were deleted without them: someone removed the
 // finalizer by hand, or abandoned the object while the vault was down. Otherwise nobody could ever
@@ -36,7 +121,7 @@ type sweeper struct {
 	live     client.Reader // reads from the API server, not from the cache
 	events   events.EventRecorder
 	vault    *vault.Vault
-	formers  *formers
+	previous *previousObjects
 	cluster  string // UID of the cluster
 	schedule *requeue.Schedule
 	now      func() time.Time
@@ -44,10 +129,10 @@ type sweeper struct {
 
 // addOrphanSweeper adds the controller that releases the vault entries of objects deleted without
 // their finalizer.
-func addOrphanSweeper(mgr manager.Manager, c Config, left *formers) error {
+func addOrphanSweeper(mgr manager.Manager, c Config, left *previousObjects) error {
 	s := &sweeper{
 		cached: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder(v1beta1.OperatorName),
-		vault: c.Vault, formers: left, cluster: c.Cluster, schedule: requeue.NewSchedule(c.Now), now: c.Now,
+		vault: c.Vault, previous: left, cluster: c.Cluster, schedule: requeue.NewSchedule(c.Now), now: c.Now,
 	}
 	left.release = s.release
 	s.schedule.Set(types.NamespacedName{Name: "all"}, s.now())
@@ -103,7 +188,7 @@ func (s *sweeper) release(ctx context.Context, owner vault.Owner) error {
 	if err != nil || !released { // the next object of its name may have had it released first
 		return err
 	}
-	s.formers.changed()
+	s.previous.changed()
 	const note = "the object is gone and the vault entry is kept, no longer tied to it"
 	log.FromContext(ctx).Info(note, "namespace", owner.Namespace, "name", owner.Name, "uid", owner.UID)
 	gone := &v1beta1.SealedCredential{ObjectMeta: metav1.ObjectMeta{
