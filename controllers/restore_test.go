@@ -541,8 +541,20 @@ func (w *world) testMappedNamespace(t *testing.T) {
 	former := w.tenant(ns)
 	first, values := w.made(generated(ns, "pg"))
 	w.gone(first)
+	given := w.values("token")
+	manifest := w.manifest(ns, "sealed", given)
+	manifest.Spec.Target = &v1beta1.Target{}
+	sealed, _ := w.awaitTarget(w.create(manifest.DeepCopy()), 1, given)
+	w.gone(sealed)
 	w.remake(ns)
 	sc := w.checkStalled(w.create(generated(ns, "pg")), v1beta1.ReasonFormerValues, "kubernetes.namespacesByUID")
+	// Sealed values come with the manifest, and only the Secret that Velero put back stands in the way.
+	s := w.secret(ns, "sealed", map[string]string{v1beta1.AnnotationOwner: string(sealed.UID)}, given)
+	sealed = w.checkStalled(w.create(manifest.DeepCopy()), v1beta1.ReasonTargetConflict, "latticekeep.dev/adopt=sealed")
+	s.Annotations[v1beta1.AnnotationAdopt] = "sealed"
+	must(t, w.admin.Update(t.Context(), s))
+	w.clock.Advance(2 * time.Minute)
+	w.awaitTarget(sealed, 1, given)
 	if message := meta.FindStatusCondition(sc.Status.Conditions, v1beta1.ConditionStalled).Message; strings.Contains(message, "ten_") || strings.Contains(message, "cred_") {
 		t.Errorf("the condition names what belongs to the former namespace: %s", message)
 	}
@@ -597,12 +609,23 @@ func (w *world) testFormerImport(t *testing.T) {
 
 // moved is what a cluster had before its store was moved.
 type moved struct {
+	at             time.Time
 	dir            string
 	ns             string
 	tenant         authz.TenantID
 	owned, waiting map[string]string // values of objects pg and waits
+	given          map[string]string // values of objects sealed and imported
 	sealed         *v1beta1.SealedCredential
+	entry          string // of sealed
 	uid            string // of waits
+	sealedUID      string
+}
+
+// imported returns a manifest whose values come from a Secret that is then gone.
+func imported(ns string) *v1beta1.SealedCredential {
+	sc := object(ns, "imported")
+	sc.Spec.ValuesFrom = &v1beta1.ValuesFrom{SecretRef: v1beta1.SecretReference{Name: "source"}, DeleteAfterImport: true}
+	return sc
 }
 
 func (w *world) beforeMove() moved {
@@ -610,13 +633,24 @@ func (w *world) beforeMove() moved {
 	ns := w.namespace()
 	_, values := w.made(generated(ns, "pg"))
 	waits, waiting := w.made(generated(ns, "waits"))
-	return moved{w.dir, ns, w.tenant(ns).Tenant, values, waiting, w.manifest(ns, "sealed", w.values("token")), string(waits.UID)}
+	given := w.values("token")
+	sealed := w.manifest(ns, "sealed", given)
+	sealed.Spec.Target = &v1beta1.Target{}
+	manifest := sealed.DeepCopy()
+	sealed, _ = w.awaitTarget(w.create(sealed), 1, given)
+	w.secret(ns, "source", map[string]string{v1beta1.AnnotationImport: "imported"}, given)
+	w.awaitReady(w.create(imported(ns)), 1)
+	return moved{
+		at: w.clock.Now(), dir: w.dir, ns: ns, tenant: w.tenant(ns).Tenant, owned: values, waiting: waiting, given: given,
+		sealed: manifest, entry: sealed.Status.CredentialID, uid: string(waits.UID), sealedUID: string(sealed.UID),
+	}
 }
 
 // testMoved serves a copy of the store in another cluster, as after a disaster. Its objects are
 // still owned by those of the cluster that is gone.
 func testMoved(t *testing.T, from moved) {
 	w := newWorld(t)
+	w.clock.Advance(from.at.Sub(w.clock.Now()))
 	for _, file := range []string{"store.db", "kms.key"} {
 		b, err := os.ReadFile(filepath.Join(from.dir, file))
 		must(t, err)
@@ -626,10 +660,17 @@ func testMoved(t *testing.T, from moved) {
 	must(t, w.admin.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: from.ns}}))
 	w.start(nil)
 	sc := w.checkStalled(w.create(generated(from.ns, "pg")), v1beta1.ReasonFormerValues, "kubernetes.namespacesByUID")
+	w.checkStalled(w.create(imported(from.ns)), v1beta1.ReasonFormerValues, "kubernetes.namespacesByUID")
+	w.secret(from.ns, "sealed", map[string]string{v1beta1.AnnotationOwner: from.sealedUID}, from.given)
+	sealed := w.checkStalled(w.create(from.sealed.DeepCopy()), v1beta1.ReasonTargetConflict)
 	w.halt()
 	w.tenants.UIDs = map[string]authz.TenantID{w.namespaceUID(from.ns): from.tenant}
 	w.start(nil)
 	sc, _ = w.awaitTarget(sc, 1, from.owned)
+	w.checkUnseals(w.awaitReady(imported(from.ns), 1), from.given)
+	if sealed, _ = w.awaitTarget(sealed, 1, from.given); sealed.Status.CredentialID != from.entry {
+		t.Error("the sealed object does not go on with its entry")
+	}
 	w.checkUnseals(sc, from.owned)
 	// Velero puts the Secrets back first, with the mark of the former object.
 	w.secret(from.ns, "waits", map[string]string{v1beta1.AnnotationOwner: from.uid}, from.waiting)
@@ -649,6 +690,7 @@ func testMoved(t *testing.T, from moved) {
 // Secrets first, and by manifests alone.
 func testNewVault(t *testing.T, from moved) {
 	w := newWorld(t)
+	w.clock.Advance(from.at.Sub(w.clock.Now()))
 	must(t, w.admin.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: from.ns}}))
 	w.start(nil)
 	s := w.secret(from.ns, "waits", map[string]string{v1beta1.AnnotationOwner: from.uid, v1beta1.AnnotationVersion: "1"}, from.waiting)
@@ -662,5 +704,6 @@ func testNewVault(t *testing.T, from moved) {
 	if _, values := w.made(generated(from.ns, "pg")); values["password"] == from.owned["password"] {
 		t.Error("a new vault knows a value of the former one")
 	}
-	w.checkStalled(w.create(from.sealed), v1beta1.ReasonInvalidSealed)
+	w.checkStalled(w.create(imported(from.ns)), v1beta1.ReasonSourceUnavailable, v1beta1.AnnotationImport)
+	w.checkStalled(w.create(from.sealed.DeepCopy()), v1beta1.ReasonInvalidSealed, "spec.sealed.keyID")
 }
