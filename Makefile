@@ -22,7 +22,7 @@ TEST_TIMEOUT ?= 20m
 # Comments behind code that are half a sentence, at most.
 FRAGMENTS ?= 20
 
-MODULES := . hack/coredns hack/docs hack/etcd hack/helm hack/k8s hack/lint hack/tools hack/vale hack/versitygw
+MODULES := . hack/coredns hack/docs hack/etcd hack/helm hack/k8s hack/lint hack/prometheus hack/tools hack/vale hack/versitygw
 
 .PHONY: help
 help: ## show this list
@@ -45,7 +45,7 @@ test-unit: ## run the tests that need nothing but Go: under three minutes on two
 	go test -short -parallel 8 -ldflags='-s -w' ./... # many tests mostly wait, and a test program needs no symbols
 
 .PHONY: deps
-deps: control-plane helm versitygw poppler postgres strace chromium ## compile and install what `make test` needs beside Go (as root: Debian packages)
+deps: control-plane helm prometheus versitygw poppler postgres strace chromium ## compile and install what `make test` needs beside Go (as root: Debian packages)
 	@command -v kubectl >/dev/null || { echo "kubectl is not on the PATH: install it first" >&2; exit 1; }
 
 # Packages whose goroutines share state. The stores run whole, since -short leaves PostgreSQL out.
@@ -59,7 +59,7 @@ test: deps ## install what the tests need, run all of them, a real kube-apiserve
 	CGO_ENABLED=1 $(BIN)/tools/gotest -race -timeout $(TEST_TIMEOUT) ./internal/store/...
 
 .PHONY: test-race
-test-race: helm versitygw poppler postgres strace chromium ## run everything that needs no cluster under the race detector (half an hour; needs a C compiler)
+test-race: helm prometheus versitygw poppler postgres strace chromium ## run everything that needs no cluster under the race detector (half an hour; needs a C compiler)
 	@go build -o $(BIN)/tools/gotest ./hack/gotest
 	@CGO_ENABLED=1 exec $(BIN)/tools/gotest -race -timeout 60m ./...
 
@@ -88,6 +88,11 @@ tools:
 .PHONY: helm
 helm:
 	@go -C hack/helm build -o $(BIN)/tools/ tool
+
+# The rules of Prometheus, with which tests evaluate the alerts.
+.PHONY: prometheus
+prometheus:
+	@go -C hack/prometheus build -ldflags="-s -w" -o $(BIN)/tools/alerts .
 
 # The S3 server that tests of object storage talk to.
 .PHONY: versitygw
