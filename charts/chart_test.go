@@ -415,7 +415,7 @@ var metricName = regexp.MustCompile(`\blatticekeep_[a-z_]+`)
 // An alert on a metric that nobody has never fires.
 func TestAlertsAndDashboardUseMetricsThatExist(t *testing.T) {
 	exist := make(map[string]bool)
-	for _, pattern := range []string{"../server/*.go", "../controllers/*.go", "../controllers/*/*.go", "../internal/*/*.go"} {
+	for _, pattern := range []string{"../server/*.go", "../controllers/*.go", "../controllers/*/*.go", "../internal/*/*.go", "../internal/*/*/*.go"} {
 		files, err := filepath.Glob(pattern)
 		if err != nil {
 			t.Fatal(err)

@@ -78,6 +78,12 @@ config: {store: {url: "postgres://vault@db/vault"}, compliance: {reports: "s3://
 kms: {existingSecret: kms}
 `
 
+// alerts are values with which there are alerts, and missingReplicas is a path in them.
+const (
+	alerts          = "monitoring: {prometheusRule: {enabled: true}}\n"
+	missingReplicas = `.spec.groups[0].rules[?(@.alert=="LatticekeepReplicasMissing")].expr`
+)
+
 // reachable are values with which the service has a name outside.
 const reachable = "config: {publicURL: 'https://vault.example.org:8443'}\n"
 
@@ -148,6 +154,8 @@ metrics: [{type: Resource, resource: {name: cpu, target: {type: Utilization, ave
 		{postgres + "autoscaling: {enabled: true, behavior: {scaleDown: {selectPolicy: Disabled}}}", "HorizontalPodAutoscaler", "latticekeep", ".spec.behavior.scaleDown.selectPolicy", "Disabled"},
 		{postgres + "autoscaling: {enabled: true}", "PodDisruptionBudget", "latticekeep", ".spec.maxUnavailable", "1"},
 		{postgres + "autoscaling: {enabled: true}\nreplicas: 0", "Deployment", "latticekeep", ".spec.replicas", "0"},
+		{postgres + alerts + "replicas: 3", "PrometheusRule", "latticekeep", missingReplicas, "count(latticekeep_build_info) < 3"},
+		{postgres + alerts + "autoscaling: {enabled: true, minReplicas: 4}", "PrometheusRule", "latticekeep", missingReplicas, "count(latticekeep_build_info) < 4"},
 		{"extraObjects: [{kind: ConfigMap, metadata: {name: a, namespace: '{{ .Release.Namespace }}'}}]", "ConfigMap", "a", ".metadata.namespace", namespace},
 		{"extraObjects: ['{kind: ConfigMap, metadata: {name: a, namespace: {{ .Release.Namespace }}}}']", "ConfigMap", "a", ".metadata.namespace", namespace},
 		{"webhook: {serviceAccount: {annotations: {a: b}}}", "ServiceAccount", "latticekeep-webhook", ".metadata.annotations.a", "b"},

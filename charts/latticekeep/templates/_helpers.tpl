@@ -229,6 +229,11 @@ egress:
 {{- end }}
 {{- end }}
 
+{{- /* How many servers there are when none is missing. */}}
+{{- define "latticekeep.leastReplicas" -}}
+{{ ternary .Values.autoscaling.minReplicas .Values.replicas .Values.autoscaling.enabled }}
+{{- end }}
+
 {{- /* How the metrics are read; the argument is the values of a monitor. */}}
 {{- define "latticekeep.scrape" -}}
 port: operations
