@@ -67,8 +67,15 @@ func WriteOldFile(t testing.TB, path string) {
 }
 
 // WriteCertificate writes a self-signed certificate for 127.0.0.1 with the serial number to tls.crt
-// and tls.key in dir. It returns their paths, and the pool for a client.
+// and tls.key in dir. It is valid for an hour. WriteCertificate returns their paths, and the pool for
+// a client.
 func WriteCertificate(t testing.TB, dir string, serial int64) (certFile, keyFile string, roots *x509.CertPool) {
+	t.Helper()
+	return WriteCertificateFor(t, dir, serial, time.Hour)
+}
+
+// WriteCertificateFor is [WriteCertificate] with another time of validity.
+func WriteCertificateFor(t testing.TB, dir string, serial int64, valid time.Duration) (certFile, keyFile string, roots *x509.CertPool) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -76,7 +83,7 @@ func WriteCertificate(t testing.TB, dir string, serial int64) (certFile, keyFile
 	}
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(serial), Subject: pkix.Name{CommonName: "127.0.0.1"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(valid), IsCA: true, BasicConstraintsValid: true,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	if err != nil {

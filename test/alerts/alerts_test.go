@@ -1,0 +1,449 @@
+package alerts
+
+import (
+	"fmt"
+	"maps"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/latticekeep/latticekeep/test/kmstest"
+	"github.com/latticekeep/latticekeep/test/machine"
+	"github.com/latticekeep/latticekeep/test/pgtest"
+)
+
+// Every alert fires while its fault is on, is silent before, and is over after the fault has ended.
+// Faults that can be caused are caused in real servers. For the others a server's metrics are changed.
+func TestEveryAlertFires(t *testing.T) {
+	tests := []struct {
+		name string
+		run  func(t *testing.T) (fires []string)
+	}{
+		{"a server ends", serverEnds},
+		{"a replica is missing", replicaMissing},
+		{"the operator does not run", operatorDown},
+		{"the KMS refuses", kmsRefuses},
+		{"PostgreSQL is away", postgresAway},
+		{"PostgreSQL takes no writes", commitsFail},
+		{"the disk fills", diskFills},
+		{"certificates end", certificatesEnd},
+		{"the mail server is away", mailServerAway},
+		{"the anchor is replaced", anchorReplaced},
+		{"changed metrics", changedMetrics},
+	}
+	fired, ran := make(map[string]bool), 0
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			for _, name := range test.run(t) {
+				fired[name] = true
+			}
+			ran++ // unless it was skipped
+		})
+	}
+	if t.Failed() || ran < len(tests) {
+		return
+	}
+	for _, r := range readRules(t, "1") {
+		if !fired[r.Alert] {
+			t.Errorf("no test makes %s fire", r.Alert)
+		}
+	}
+}
+
+// want compares the alerts that fire with those that should, and returns the latter.
+func want(t *testing.T, when string, got []string, fires ...string) []string {
+	t.Helper()
+	slices.Sort(fires)
+	if !slices.Equal(got, fires) {
+		t.Errorf("%s: %v fire, want %v", when, got, fires)
+	}
+	return fires
+}
+
+func serverEnds(t *testing.T) []string {
+	p := newPrometheus(t, time.Minute)
+	s := start(t, "", "")
+	up := p.during(10*time.Minute, p.scraped(s, nil))
+	s.stop()
+	pending := p.during(4*time.Minute, p.scraped(s, nil))
+	down := p.during(6*time.Minute, p.scraped(s, nil))
+	firing := p.firing("1")
+	want(t, "while it runs", firing(up))
+	want(t, "at once", firing(pending))
+	return want(t, "after ten minutes", firing(down), "LatticekeepDown")
+}
+
+func replicaMissing(t *testing.T) []string {
+	p := newPrometheus(t, time.Minute)
+	s := start(t, "", "")
+	one := func() { p.scrape("0", get(t, s.metrics)) }
+	both := func() { one(); p.scrape("1", get(t, s.metrics)) }
+	before := p.during(20*time.Minute, both)
+	p.during(time.Minute, func() { one(); p.forget("1") }) // its pod was deleted, and there is no other
+	during := p.during(20*time.Minute, one)
+	after := p.during(5*time.Minute, both)
+	firing := p.firing("2")
+	want(t, "with both", firing(before))
+	want(t, "with both again", firing(after))
+	return want(t, "with one", firing(during), "LatticekeepReplicasMissing")
+}
+
+// The operator has a cluster whose API server nothing answers for.
+func operatorDown(t *testing.T) []string {
+	p := newPrometheus(t, time.Minute)
+	healthy := start(t, "", "")
+	before := p.during(20*time.Minute, p.scraped(healthy, nil))
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	machine.WriteFile(t, kubeconfig, []byte(`{"apiVersion":"v1","kind":"Config","current-context":"c","contexts":[{"name":"c","context":{"cluster":"c"}}],
+"clusters":[{"name":"c","cluster":{"server":"https://127.0.0.1:1"}}]}`))
+	s := start(t, "", "kubernetes: {kubeconfig: "+kubeconfig+"}")
+	during := p.during(20*time.Minute, p.scraped(s, nil))
+	firing := p.firing("1")
+	want(t, "before", firing(before))
+	return want(t, "during", firing(during), "LatticekeepOperatorDown", "LatticekeepAnchorUnreachable")
+}
+
+func kmsRefuses(t *testing.T) []string {
+	p := newPrometheus(t, time.Minute)
+	kms, err := kmstest.NewVault()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(kms.Close)
+	token := filepath.Join(t.TempDir(), "token")
+	machine.WriteFile(t, token, []byte(kms.Token()))
+	s := start(t, "", fmt.Sprintf("kms: {url: %q, tokenFile: %s, cacheTTL: 0s}", kms.URL(), token))
+	s.makeKey()
+	seal := func() { s.seal() }
+	before := p.during(8*time.Minute, p.scraped(s, seal))
+	kms.SetRevoked(true)
+	during := p.during(20*time.Minute, p.scraped(s, func() {
+		if status := s.seal(); status != http.StatusServiceUnavailable {
+			t.Errorf("sealing without the KMS: %d", status)
+		}
+	}))
+	kms.SetRevoked(false)
+	after := p.during(20*time.Minute, p.scraped(s, seal))
+	firing := p.firing("1")
+	want(t, "before", firing(before))
+	want(t, "after", firing(after))
+	return want(t, "during", firing(during), "LatticekeepKMSFails", "LatticekeepErrors")
+}
+
+// onPostgres starts a server on a PostgreSQL of its own.
+func onPostgres(t *testing.T) (*server, *pgtest.Server) {
+	t.Helper()
+	db := pgtest.Start(t)
+	s := start(t, "", fmt.Sprintf("store: {url: %q}\ncompliance: {reports: %q}", db.URL(), "file://"+filepath.Join(t.TempDir(), "reports")))
+	s.makeKey()
+	return s, db
+}
+
+func postgresAway(t *testing.T) []string {
+	p := newPrometheus(t, time.Minute)
+	p.ignored = append(p.ignored, "LatticekeepCommitsFail") // the server's own work may try
+	s, db := onPostgres(t)
+	seal := func() { s.seal() }
+	before := p.during(8*time.Minute, p.scraped(s, seal))
+	if err := db.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	during := p.during(20*time.Minute, p.scraped(s, func() {
+		if status := s.seal(); status != http.StatusServiceUnavailable {
+			t.Errorf("sealing without PostgreSQL: %d", status)
+		}
+	}))
+	if err := db.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	await(t, s, "the recovery", func() bool { return s.seal() == http.StatusCreated })
+	after := p.during(20*time.Minute, p.scraped(s, seal))
+	firing := p.firing("1")
+	want(t, "before", firing(before))
+	want(t, "after", firing(after))
+	// Which sealing keys are needed is unknown too.
+	return want(t, "during", firing(during), "LatticekeepPostgresDown", "LatticekeepErrors", "LatticekeepOperatorDown")
+}
+
+// PostgreSQL answers, and takes no writes.
+func commitsFail(t *testing.T) []string {
+	p := newPrometheus(t, time.Minute)
+	s, db := onPostgres(t)
+	u, err := url.Parse(db.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := func(statement string) {
+		t.Helper()
+		if err := db.Exec(t.Context(), `\connect `+strings.TrimPrefix(u.Path, "/"), fmt.Sprintf(statement, u.User.Username())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	seal := func() { s.seal() }
+	before := p.during(8*time.Minute, p.scraped(s, seal))
+	run("REVOKE INSERT, UPDATE ON latticekeep_kv FROM %s")
+	during := p.during(20*time.Minute, p.scraped(s, func() {
+		if status := s.seal(); status < 500 {
+			t.Errorf("sealing without a commit: %d", status)
+		}
+	}))
+	run("GRANT INSERT, UPDATE ON latticekeep_kv TO %s")
+	await(t, s, "the recovery", func() bool { return s.seal() == http.StatusCreated })
+	after := p.during(20*time.Minute, p.scraped(s, seal))
+	firing := p.firing("1")
+	want(t, "before", firing(before))
+	want(t, "after", firing(after))
+	return want(t, "during", firing(during), "LatticekeepCommitsFail", "LatticekeepErrors")
+}
+
+func certificatesEnd(t *testing.T) []string {
+	p := newPrometheus(t, 2*time.Minute)
+	dir := t.TempDir()
+	certFile, keyFile, _ := machine.WriteCertificateFor(t, dir, 1, 30*24*time.Hour)
+	s := start(t, "", "tls: {certFile: "+certFile+", keyFile: "+keyFile+"}")
+	renew := func(serial int64, valid time.Duration) {
+		// Two files of the same second may have the same time and size.
+		for _, file := range []string{certFile, keyFile} {
+			if err := os.Remove(file); err != nil {
+				t.Fatal(err)
+			}
+		}
+		machine.WriteCertificateFor(t, dir, serial, valid)
+		for _, file := range []string{certFile, keyFile} {
+			if err := os.Chtimes(file, time.Time{}, time.Now().Add(time.Duration(serial)*time.Minute)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	before := p.during(70*time.Minute, p.scraped(s, nil))
+	renew(2, 5*24*time.Hour)
+	soon := p.during(70*time.Minute, p.scraped(s, nil))
+	renew(3, 3*time.Hour)
+	ends := p.during(10*time.Minute, p.scraped(s, nil))
+	renew(4, 30*24*time.Hour)
+	after := p.during(4*time.Minute, p.scraped(s, nil))
+	firing := p.firing("1")
+	want(t, "with a month left", firing(before))
+	want(t, "with five days left", firing(soon), "LatticekeepCertificateExpires")
+	want(t, "with a new one", firing(after))
+	return want(t, "with hours left", firing(ends), "LatticekeepCertificateExpires", "LatticekeepCertificateExpired")
+}
+
+func mailServerAway(t *testing.T) []string {
+	p := newPrometheus(t, time.Minute)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := l.Addr().String()
+	if err := l.Close(); err != nil { // nothing answers there
+		t.Fatal(err)
+	}
+	s := start(t, "", "mail: {from: keeper@example.org, smtp: {address: '"+address+"', security: none}}")
+	before := p.during(40*time.Minute, p.scraped(s, nil))
+	register := func() {
+		if status, body := s.ask("/api/v2/auth/register", "", `{"email":"user@example.org","password":"a long password","tenant_name":"Canary Ltd"}`); status != http.StatusCreated {
+			t.Fatalf("registering: %d %s", status, body)
+		}
+	}
+	register()
+	awaitMetric(t, s, "latticekeep_mail_oldest_timestamp_seconds ")
+	during := p.during(40*time.Minute, p.scraped(s, nil))
+	firing := p.firing("1")
+	want(t, "before", firing(before))
+	return want(t, "during", firing(during), "LatticekeepMailWaits")
+}
+
+// await waits until something is so, however busy the machine is.
+func await(t *testing.T, s *server, what string, is func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(2 * time.Minute); !is(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited in vain for %s:\n%s", what, s.log.Tail())
+		}
+	}
+}
+
+// awaitMetric waits until the metrics have a line that begins with text.
+func awaitMetric(t *testing.T, s *server, text string) {
+	t.Helper()
+	await(t, s, text, func() bool { return strings.Contains(get(t, s.metrics), "\n"+text) })
+}
+
+// Somebody writes into the bucket of the anchor.
+func anchorReplaced(t *testing.T) []string {
+	p := newPrometheus(t, time.Minute)
+	bucket := t.TempDir()
+	s := start(t, "", "audit: {anchor: {bucket: 'file://"+bucket+"'}}")
+	anchors := func() (files []string) {
+		err := filepath.WalkDir(bucket, func(path string, d os.DirEntry, err error) error {
+			if err == nil && !d.IsDir() {
+				files = append(files, path)
+			}
+			return nil // files come and go while one is written
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return files
+	}
+	await(t, s, "an anchor", func() bool { return len(anchors()) > 0 })
+	before := p.during(30*time.Minute, p.scraped(s, nil))
+	for _, path := range anchors() {
+		machine.WriteFile(t, path, []byte("not a checkpoint"))
+	}
+	awaitMetric(t, s, `latticekeep_audit_anchor_refusals_total{place="bucket"} 1`)
+	during := p.during(2*time.Minute, p.scraped(s, nil))
+	firing := p.firing("1")
+	want(t, "before", firing(before))
+	return want(t, "during", firing(during), "LatticekeepAnchorRefused")
+}
+
+// series is a series of a server, and what it becomes while the fault of its alert is on.
+type series struct {
+	name            string
+	healthy, faulty float64
+	grows           bool // the values are added at each minute
+}
+
+// changedMetrics sets the series of those alerts whose faults take too long, or need what is not here.
+func changedMetrics(t *testing.T) []string {
+	p := newPrometheus(t, time.Minute)
+	s := start(t, "", "")
+	text := get(t, s.metrics)
+	now := float64(time.Now().Unix())
+	const day = 86400
+	changed := map[string][]series{
+		"LatticekeepOverloaded": {{"latticekeep_http_requests_shed_total", 0, 5, true}},
+		"LatticekeepRefusals": {
+			{`latticekeep_http_requests_total{method="GET",route="/api/v2/vault/:credential_id",status="403"}`, 1, 200, true},
+			{`latticekeep_http_requests_total{method="GET",route="/api/v2/vault/:credential_id",status="200"}`, 300, 300, true},
+		},
+		"LatticekeepCommitsSlow":       slow("latticekeep_store_commit_duration_seconds_bucket", ""),
+		"LatticekeepKMSSlow":           slow("latticekeep_kms_call_duration_seconds_bucket", `operation="unwrap",`),
+		"LatticekeepPostgresFailsOver": {{"latticekeep_postgres_outages_total", 0, 1, true}},
+		"LatticekeepPostgresBusy":      {{"latticekeep_postgres_connection_wait_seconds_total", 1, 120, true}},
+		"LatticekeepMailGivenUp":       {{`latticekeep_mail_attempts_total{result="given_up"}`, 0, 1, true}},
+		"LatticekeepLogBroken":         {{"latticekeep_audit_broken", 0, 1, false}},
+		"LatticekeepRowsRefused":       {{`latticekeep_state_rows_refused_total{family="api-key",reason="replaced"}`, 0, 1, true}},
+		"LatticekeepRollback":          {{`latticekeep_audit_anchor_state{place="bucket",state="rollback"}`, 0, 1, false}},
+		"LatticekeepAnchorUnreachable": {{`latticekeep_audit_anchor_state{place="bucket",state="unreachable"}`, 0, 1, false}},
+		"LatticekeepCheckpointBehind":  {{"latticekeep_audit_checkpoint_lag_entries", 0, 7, true}, {"latticekeep_audit_sequence", 7, 7, true}},
+		"LatticekeepAnchorBehind": {
+			{`latticekeep_audit_anchor_lag_entries{place="configmap"}`, 3, 50, false},
+			{`latticekeep_audit_anchor_sequence{place="configmap"}`, 7, 0, true},
+		},
+		"LatticekeepArchiveUnreadable": {{"latticekeep_audit_archive_readable", 1, 0, false}},
+		"LatticekeepRetentionBehind": {
+			{"latticekeep_audit_retention_seconds", 30 * day, 30 * day, false},
+			{"latticekeep_audit_oldest_entry_timestamp_seconds", now - 31*day, now - 33*day, false},
+		},
+		"LatticekeepStalled":         {{`latticekeep_sealedcredentials{condition="Stalled",status="True"}`, 0, 2, false}},
+		"LatticekeepRotationOverdue": {{`latticekeep_sealedcredentials{condition="Expiring",status="True"}`, 0, 1, false}},
+		"LatticekeepCredentialExpired": {
+			{`latticekeep_credential_expiry_timestamp_seconds{name="db",namespace="shop"}`, now + 30*day, now - 1, false},
+		},
+		"LatticekeepTargetsUnseen":  {{"latticekeep_target_oldest_look_seconds", 500, 4000, false}},
+		"LatticekeepTargetsChanged": {{"latticekeep_target_repairs_total", 0, 2, true}},
+		"LatticekeepWebhookBlind":   {{"latticekeep_admission_vault_unavailable_total", 0, 1, true}},
+	}
+	values := make(map[string]float64)
+	step := func(faulty bool) func() {
+		return func() {
+			scraped := text
+			for _, all := range changed {
+				for _, c := range all {
+					value := c.healthy
+					if faulty {
+						value = c.faulty
+					}
+					if c.grows {
+						value += values[c.name]
+						values[c.name] = value
+					}
+					scraped = set(scraped, c.name, value)
+				}
+			}
+			p.scrape("0", scraped)
+		}
+	}
+	before := p.during(90*time.Minute, step(false))
+	during := p.during(90*time.Minute, step(true))
+	after := p.during(90*time.Minute, step(false))
+	p.ignored = nil
+	firing := p.firing("1")
+	want(t, "before", firing(before))
+	want(t, "after", firing(after))
+	return want(t, "during", firing(during), slices.Collect(maps.Keys(changed))...)
+}
+
+// slow returns the buckets of a histogram in which calls take a millisecond, and then a second.
+func slow(name, labels string) (all []series) {
+	for _, le := range []string{"0.0005", "0.001", "0.002", "0.004", "0.008", "0.016", "0.032", "0.064", "0.128", "0.256", "0.512", "1.024", "2.048", "4.096", "8.192", "+Inf"} {
+		s := series{fmt.Sprintf(`%s{%sle="%s"}`, name, labels, le), 10, 0, true}
+		switch {
+		case le == "0.0005":
+			s.healthy = 0
+		case len(le) > 3 && le[0] != '0' || le == "+Inf":
+			s.faulty = 10
+		}
+		all = append(all, s)
+	}
+	return all
+}
+
+// Every alert leads to a section of a page, and every section of such a page is that of an alert.
+func TestEveryAlertHasARunbook(t *testing.T) {
+	const base, folder = "https://github.com/latticekeep/latticekeep/blob/main/docs/runbooks/", "../../docs/runbooks/"
+	alerts := make(map[string]bool) // page#anchor
+	for _, r := range readRules(t, "1") {
+		at, ok := strings.CutPrefix(r.Annotations["runbook_url"], base)
+		page, anchor, _ := strings.Cut(at, "#")
+		if !ok || anchor != strings.ToLower(r.Alert) {
+			t.Errorf("%s has the runbook %s, which is not in %s, or is another alert's", r.Alert, r.Annotations["runbook_url"], base)
+		}
+		alerts[at] = true
+		text, err := os.ReadFile(folder + page)
+		if err != nil {
+			t.Errorf("%s: %v", r.Alert, err)
+		} else if !strings.Contains(string(text), "\n## "+r.Alert+"\n") {
+			t.Errorf("%s has no section in %s", r.Alert, page)
+		}
+		if r.Annotations["summary"] == "" || r.Annotations["description"] == "" || !slices.Contains([]string{"critical", "warning"}, r.Labels["severity"]) {
+			t.Errorf("%s says too little: %v %v", r.Alert, r.Annotations, r.Labels)
+		}
+	}
+	index, err := os.ReadFile(folder + "README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pages, err := filepath.Glob(folder + "*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range pages {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		page := filepath.Base(path)
+		if page == "README.md" {
+			continue
+		}
+		if !strings.Contains(string(index), "]("+page+")") {
+			t.Errorf("the index does not list %s", page)
+		}
+		for _, section := range regexp.MustCompile(`(?m)^## (\S+)$`).FindAllStringSubmatch(string(text), -1) {
+			if at := page + "#" + strings.ToLower(section[1]); !alerts[at] {
+				t.Errorf("%s is a section without an alert", at)
+			}
+		}
+	}
+}
