@@ -139,7 +139,9 @@ func TestTheCRDLeavesTheManifestOfARelease(t *testing.T) {
 	must(t, r.plane, "", "delete", "crd", crdName)
 	common := []string{"--no-hooks", "--set", "webhook.enabled=false"} // nothing would answer there
 	r.mustHelm(append([]string{"install", "latticekeep", chartBefore(t)}, common...)...)
-	must(t, r.plane, "", "wait", "--for=condition=Established", "--timeout=60s", "crd/"+crdName)
+	if err := r.plane.AwaitCRDs(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	before := r.crd()
 	if before.GetLabels()["app.kubernetes.io/managed-by"] != "Helm" || !slices.Equal(storedVersions(t, before), []string{"v1alpha1"}) {
 		t.Fatalf("this is not the CRD of before: %s, stored %s", before.GetLabels(), storedVersions(t, before))

@@ -86,7 +86,9 @@ func (l *life) definition() {
 	l.hooks()
 	l.kubectl("", "delete", "crd", crdName)
 	l.kubectl(string(crdBefore(l.t)), "apply", "--server-side", "-f", "-")
-	l.kubectl("", "wait", "--for=condition=Established", "--timeout=60s", "crd/"+crdName)
+	if err := l.plane.AwaitCRDs(l.t.Context()); err != nil {
+		l.t.Fatal(err)
+	}
 	l.kubectl(deprecated(generated("kube-system")), "create", "-f", "-") // which the webhook is not for, which does not run yet
 	if said := l.finish(l.start("Job", "latticekeep-crd")); !strings.Contains(said, "1 rewritten in version v1beta1, 0 failed") || !strings.Contains(said, "stored in version v1beta1 alone") {
 		l.t.Errorf("the hook does not bring the object to the new version:\n%s", said)

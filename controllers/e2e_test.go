@@ -509,7 +509,7 @@ func (w *world) testMissingCRD(t *testing.T) {
 		t.Errorf("without the CRD the operator says %v", err)
 	}
 	w.kubectl("apply", "-k", "../config/crd")
-	w.kubectl("wait", `--for=jsonpath={.status.conditions[?(@.type=="Established")].status}=True`, "--timeout=60s", "crd", "--all")
+	must(t, w.plane.AwaitCRDs(t.Context()))
 	for !strings.Contains(w.kubectl("api-resources"), "sealedcredentials") {
 		must(t, t.Context().Err())
 	}

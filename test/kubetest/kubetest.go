@@ -274,15 +274,51 @@ func answers(ctx context.Context, client *http.Client, url string) bool {
 }
 
 func (c *ControlPlane) installCRDs(ctx context.Context, folder string) error {
-	for _, args := range [][]string{
-		{"apply", "-k", folder},
-		{"wait", `--for=jsonpath={.status.conditions[?(@.type=="Established")].status}=True`, "--timeout=60s", "crd", "--all"},
-	} {
-		if out, err := c.Kubectl(ctx, args...).CombinedOutput(); err != nil {
-			return fmt.Errorf("installing config/crd: kubectl %s: %w: %s", args[0], err, out)
+	if out, err := c.Kubectl(ctx, "apply", "-k", folder).CombinedOutput(); err != nil {
+		return fmt.Errorf("installing config/crd: kubectl apply: %w: %s", err, out)
+	}
+	return c.AwaitCRDs(ctx)
+}
+
+// AwaitCRDs returns when all custom resource definitions are established. kubectl wait cannot do
+// that: it fails at once while their conditions are null, as they are when they have just been made.
+func (c *ControlPlane) AwaitCRDs(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		out, err := c.Kubectl(ctx, "get", "crd", "-o", "json").Output()
+		if err != nil {
+			return fmt.Errorf("looking for custom resource definitions: %w", err)
+		}
+		var list struct {
+			Items []struct {
+				Status struct {
+					Conditions []struct{ Type, Status string }
+				}
+			}
+		}
+		if err := json.Unmarshal(out, &list); err != nil {
+			return fmt.Errorf("looking for custom resource definitions: %w", err)
+		}
+		established := 0
+		for _, crd := range list.Items {
+			for _, is := range crd.Status.Conditions {
+				if is.Type == "Established" && is.Status == "True" {
+					established++
+				}
+			}
+		}
+		if established == len(list.Items) {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("waiting for custom resource definitions to be established: %w: %s", ctx.Err(), c.logTail("kube-apiserver"))
 		}
 	}
-	return nil
 }
 
 // run starts a program with its output in a file of the same name.
