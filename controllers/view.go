@@ -79,7 +79,7 @@ func (v *View) use(there *viewSource) {
 func (v *View) SealedCredentials(ctx context.Context, tenant authz.TenantID) ([]v1beta1.SealedCredential, error) {
 	there := v.source.Load()
 	if there == nil || !there.synced() {
-		return nil, fault.Wrap(fault.Unavailable, fault.Unavailable.Error(), errNotRunning)
+		return nil, fault.Outage(fault.ReasonCluster, fault.Unavailable.Error(), errNotRunning)
 	}
 	var all []v1beta1.SealedCredential
 	for namespace, of := range there.configured {
@@ -91,7 +91,7 @@ func (v *View) SealedCredentials(ctx context.Context, tenant authz.TenantID) ([]
 			continue
 		}
 		if err != nil {
-			return nil, fault.Wrap(fault.Unavailable, fault.Unavailable.Error(), fmt.Errorf("reading namespace: %w", err))
+			return nil, fault.Outage(fault.ReasonCluster, fault.Unavailable.Error(), fmt.Errorf("reading namespace: %w", err))
 		}
 		now, err := there.tenants.Find(ctx, m.UID)
 		if err != nil {
@@ -102,7 +102,7 @@ func (v *View) SealedCredentials(ctx context.Context, tenant authz.TenantID) ([]
 		}
 		list := new(v1beta1.SealedCredentialList)
 		if err := there.cached.List(ctx, list, client.InNamespace(namespace), client.UnsafeDisableDeepCopy); err != nil {
-			return nil, fault.Wrap(fault.Unavailable, fault.Unavailable.Error(), fmt.Errorf("listing objects: %w", err))
+			return nil, fault.Outage(fault.ReasonCluster, fault.Unavailable.Error(), fmt.Errorf("listing objects: %w", err))
 		}
 		all = append(all, list.Items...)
 	}
@@ -124,14 +124,14 @@ func (v *View) SealedCredentials(ctx context.Context, tenant authz.TenantID) ([]
 func (v *View) AcceptedValues(ctx context.Context, p authz.Principal, sc *v1beta1.SealedCredential) (map[string]time.Time, error) {
 	there := v.source.Load()
 	if there == nil || !there.synced() {
-		return nil, fault.Wrap(fault.Unavailable, fault.Unavailable.Error(), errNotRunning)
+		return nil, fault.Outage(fault.ReasonCluster, fault.Unavailable.Error(), errNotRunning)
 	}
 	m, err := credential.ReadNamespace(ctx, there.cached, sc.Namespace)
 	if apierrors.IsNotFound(err) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fault.Wrap(fault.Unavailable, fault.Unavailable.Error(), fmt.Errorf("reading namespace: %w", err))
+		return nil, fault.Outage(fault.ReasonCluster, fault.Unavailable.Error(), fmt.Errorf("reading namespace: %w", err))
 	}
 	tenant, err := there.tenants.Find(ctx, m.UID)
 	if err != nil {

@@ -64,7 +64,7 @@ func (o *outcome) recordAPIError(err error) error {
 	if err == nil || apierrors.IsConflict(err) || errors.Is(err, errTerminating) {
 		return err
 	}
-	o.err = fault.Wrap(fault.Unavailable, "the API server does not answer as it should", apiError{err})
+	o.err = fault.Outage(fault.ReasonCluster, "the API server does not answer as it should", apiError{err})
 	return nil
 }
 

@@ -58,7 +58,7 @@ func (c *Clock) Measure(ctx context.Context) error {
 	told, err := c.ask(ctx)
 	answered := c.local()
 	if err != nil {
-		return fault.Wrap(fault.Unavailable, "the database does not tell its time: retry", fmt.Errorf("asking for the time: %w", err))
+		return fault.Outage(fault.ReasonStore, "the database does not tell its time: retry", fmt.Errorf("asking for the time: %w", err))
 	}
 	if apart := told.Sub(answered).Abs(); apart > believable {
 		return fault.Wrap(fault.Unavailable, "the clocks of the database and of this machine are more than an hour apart: set the wrong one right",

@@ -7,7 +7,7 @@ package fault
 
 import (
 	"errors"
-	"fmt"
+	"strings"
 )
 
 // Kind is a root cause of an error, as the edge distinguishes it. A Kind is itself an error, so
@@ -45,24 +45,72 @@ func (k Kind) Error() string {
 	return messages[Internal]
 }
 
-type classified struct {
-	kind  Kind
-	msg   string
-	cause error
+// Reason says what an error of kind Unavailable lacks. There are few, because each is the value of a
+// label of a metric. A Reason is itself an error, which errors.Is finds in what [Outage] returned.
+type Reason string
+
+// These are the reasons.
+const (
+	ReasonStore    Reason = "store"    // the database, or its disk, does not answer or takes no commits
+	ReasonSpace    Reason = "space"    // the disk of the database is full
+	ReasonKMS      Reason = "kms"      // the key-management service gives no keys
+	ReasonLog      Reason = "log"      // the audit log is halted
+	ReasonRows     Reason = "rows"     // stored rows are not those that the audit log commits to
+	ReasonCluster  Reason = "cluster"  // the API server of the cluster does not answer
+	ReasonObjects  Reason = "objects"  // the object storage does not answer
+	ReasonOverload Reason = "overload" // too many requests are waiting
+	ReasonTimeout  Reason = "timeout"  // the request's time was over before its answer
+	ReasonStarting Reason = "starting" // the server is not ready yet
+	ReasonEnding   Reason = "ending"   // the server is shutting down
+	ReasonOther    Reason = "other"    // none of these, such as two changes at the same time
+)
+
+// Reasons lists all reasons.
+func Reasons() []Reason {
+	return []Reason{ReasonStore, ReasonSpace, ReasonKMS, ReasonLog, ReasonRows, ReasonCluster, ReasonObjects, ReasonOverload, ReasonTimeout,
+		ReasonStarting, ReasonEnding, ReasonOther}
 }
 
+// Error returns the reason as a word.
+func (r Reason) Error() string { return string(r) }
+
+// ReasonOf returns the outermost reason in err's tree, or ReasonOther when there is none.
+func ReasonOf(err error) Reason {
+	if r := ReasonOther; errors.As(err, &r) {
+		return r
+	}
+	return ReasonOther
+}
+
+type classified struct {
+	kind   Kind
+	msg    string
+	cause  error
+	reason Reason // empty: none
+}
+
+// Error returns the message and the cause. It does not say the same twice when the cause begins with
+// the message.
 func (e *classified) Error() string {
 	if e.cause == nil {
 		return e.msg
 	}
-	return fmt.Sprintf("%s: %v", e.msg, e.cause)
+	cause := e.cause.Error()
+	if strings.HasPrefix(cause, e.msg) {
+		return cause
+	}
+	return e.msg + ": " + cause
 }
 
 func (e *classified) Unwrap() []error {
-	if e.cause == nil {
-		return []error{e.kind}
+	tree := []error{e.kind}
+	if e.reason != "" {
+		tree = append(tree, e.reason)
 	}
-	return []error{e.kind, e.cause}
+	if e.cause != nil {
+		tree = append(tree, e.cause)
+	}
+	return tree
 }
 
 // New returns an error of kind k. Callers see the message, so it names the remedy and quotes no
@@ -72,6 +120,11 @@ func New(k Kind, msg string) error { return &classified{kind: k, msg: msg} }
 // Wrap is [New] with a cause. The cause goes to the log and never to a caller.
 func Wrap(k Kind, msg string, cause error) error {
 	return &classified{kind: k, msg: msg, cause: cause}
+}
+
+// Outage returns an error of kind Unavailable. cause may be nil.
+func Outage(r Reason, msg string, cause error) error {
+	return &classified{kind: Unavailable, msg: msg, cause: cause, reason: r}
 }
 
 // Of returns the kind of the outermost classified error in err's tree, or Internal when there is

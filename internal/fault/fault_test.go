@@ -20,6 +20,25 @@ func TestKindSurvivesWrapping(t *testing.T) {
 	}
 }
 
+func TestAnOutageHasOneOfFewReasons(t *testing.T) {
+	err := fmt.Errorf("sealing: %w", Outage(ReasonKMS, "no keys", Outage(ReasonStore, "no store", nil)))
+	if ReasonOf(err) != ReasonKMS || Of(err) != Unavailable || Message(err) != "no keys" {
+		t.Error(ReasonOf(err), Of(err), Message(err))
+	}
+	for _, none := range []error{nil, errors.New("x"), New(Unavailable, "x")} {
+		if r := ReasonOf(none); r != ReasonOther {
+			t.Errorf("%v: %s", none, r)
+		}
+	}
+}
+
+func TestNothingIsSaidTwice(t *testing.T) {
+	err := Outage(ReasonLog, Unavailable.Error(), Wrap(Unavailable, Unavailable.Error(), errors.New("the database lacks entries")))
+	if got := err.Error(); got != "service temporarily unavailable: the database lacks entries" {
+		t.Error(got)
+	}
+}
+
 func TestTheOutermostKindDecides(t *testing.T) {
 	err := Wrap(Forbidden, "access denied", New(NotFound, "no such row"))
 	if Of(err) != Forbidden || Message(err) != "access denied" {

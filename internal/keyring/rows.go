@@ -84,7 +84,7 @@ func random(n int) secret.Bytes {
 var errDamaged = fault.New(fault.Internal, "the stored keys are damaged: find the row with latticekeep doctor, and restore a backup")
 
 func unavailable(what string, err error) error {
-	return fault.Wrap(fault.Unavailable, "the key-management service cannot be used now: retry, and check it if this lasts", fmt.Errorf("%s: %w", what, err))
+	return fault.Outage(fault.ReasonKMS, "the key-management service cannot be used now: retry, and check it if this lasts", fmt.Errorf("%s: %w", what, err))
 }
 
 // deployment is the first row of a store. It identifies the deployment that owns the store.

@@ -168,16 +168,22 @@ func (a *amazon) decrypt(ctx context.Context, ciphertext []byte) ([]byte, error)
 // reveal.
 var passing = []string{"ThrottlingException", "LimitExceededException", "KMSInternalException", "DependencyTimeoutException", "KeyUnavailableException", "RequestExpired"}
 
+// refusing lists the errors of AWS KMS that are about the caller's credentials.
+var refusing = []string{"AccessDeniedException", "ExpiredTokenException", "IncompleteSignature", "InvalidClientTokenId", "InvalidSignatureException",
+	"MissingAuthenticationToken", "NotAuthorized", "UnrecognizedClientException"}
+
 func awsFailed(err error) error {
 	var e smithy.APIError
 	var response *awshttp.ResponseError
 	switch {
 	case strings.Contains(err.Error(), "get credentials"):
-		return fault.Wrap(fault.Unavailable, "there are no credentials for AWS now: give the pod a role, or set the AWS environment variables", err)
+		return credentials(fault.Outage(fault.ReasonKMS, "there are no credentials for AWS now: give the pod a role, or set the AWS environment variables", err))
 	case !errors.As(err, &e):
 		return failed(err, true)
 	case slices.Contains(passing, e.ErrorCode()):
 		return failed(err, true)
+	case slices.Contains(refusing, e.ErrorCode()):
+		return credentials(forbidden(err))
 	}
 	return failed(err, errors.As(err, &response) && (response.HTTPStatusCode() >= 500 || response.HTTPStatusCode() == http.StatusTooManyRequests))
 }

@@ -78,6 +78,61 @@ func TestARefusedCallIsNotTriedAgainAndWorksWhenItIsAllowed(t *testing.T) {
 	}
 }
 
+// Readiness depends on it: another replica may have better credentials, and no other key.
+func TestRefusedCredentialsDifferFromAFailureOfTheService(t *testing.T) {
+	each(t, func(t *testing.T, s *kmstest.Server, k *Key) {
+		vault := strings.HasPrefix(k.ID(), "hashivault:")
+		b := wrap(t, k, "c")
+		if o := k.Outcome(); o.Err != nil || o.Succeeded.IsZero() || !o.Failed.IsZero() {
+			t.Errorf("after a success: %+v", o)
+		}
+		for _, c := range []struct {
+			name string
+			set  func(bool)
+			own  bool
+		}{
+			{"revoked", s.SetRevoked, true},
+			{"disabled", func(on bool) { s.SetDisabled(kmstest.DefaultKey, on) }, vault}, // Vault has no disabled keys, only permissions
+			{"failing", s.SetFailing, false},
+			{"dropping", s.SetDropping, false},
+			{"throttling", func(on bool) { s.SetThrottle(map[bool]float64{true: 1}[on]) }, false},
+			{"sealed", s.SetSealed, false},
+		} {
+			if c.name == "sealed" && !vault {
+				continue
+			}
+			c.set(true)
+			ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+			_, err := k.Unwrap(ctx, "c", b)
+			cancel()
+			if err == nil || errors.Is(err, ErrCredentials) != c.own {
+				t.Errorf("%s: %v", c.name, err)
+			}
+			if o := k.Outcome(); !errors.Is(o.Err, ErrCredentials) == c.own || o.Failed.Before(o.Succeeded) {
+				t.Errorf("%s: %+v", c.name, o)
+			}
+			c.set(false)
+			if _, err := k.Unwrap(t.Context(), "c", b); err != nil {
+				t.Error(c.name, err)
+			}
+			if o := k.Outcome(); o.Err != nil || o.Succeeded.Before(o.Failed) {
+				t.Errorf("after %s: %+v", c.name, o)
+			}
+		}
+		// Neither a caller who leaves nor damaged text says anything about the service.
+		before := k.Outcome()
+		gone, leave := context.WithCancel(t.Context())
+		leave()
+		_, _ = k.Unwrap(gone, "c", b)
+		if _, err := k.Unwrap(t.Context(), "another", b); !errors.Is(err, ErrForeign) {
+			t.Error(err)
+		}
+		if after := k.Outcome(); after.Err != nil || !after.Failed.Equal(before.Failed) {
+			t.Errorf("%+v became %+v", before, after)
+		}
+	})
+}
+
 func TestAnOutageHealsByItself(t *testing.T) {
 	for name, fail := range map[string]func(*kmstest.Server, bool){
 		"failing":  func(s *kmstest.Server, on bool) { s.SetFailing(on) },

@@ -135,7 +135,10 @@ func (g *google) call(ctx context.Context, resource string, query url.Values, in
 	}
 	r.Header.Set("Content-Type", "application/json")
 	resp, err := g.client.Do(r)
-	if err != nil {
+	switch {
+	case fault.Of(err) == fault.Unavailable, fault.Of(err) == fault.Forbidden: // there is no token
+		return credentials(err)
+	case err != nil:
 		return failed(err, true)
 	}
 	defer resp.Body.Close()
@@ -158,7 +161,18 @@ func (g *google) call(ctx context.Context, resource string, query url.Values, in
 	}
 	_ = json.Unmarshal(answer, &refusal) // an answer of another server lacks these fields
 	e := &googleError{resp.StatusCode, refusal.Error.Status, refusal.Error.Message}
+	if e.refuses() {
+		return credentials(forbidden(e))
+	}
 	return failed(e, !e.lasts())
+}
+
+// refuses reports whether the answer is about the caller's credentials.
+func (e *googleError) refuses() bool {
+	if e.status == "" {
+		return e.code == http.StatusUnauthorized || e.code == http.StatusForbidden
+	}
+	return e.status == "PERMISSION_DENIED" || e.status == "UNAUTHENTICATED"
 }
 
 // lasts reports whether a retry would get the same answer.

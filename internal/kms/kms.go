@@ -35,6 +35,7 @@ type Key struct {
 	id      string
 	service service
 	logger  *slog.Logger
+	calls   outcomes
 }
 
 // service is a symmetric key in its custody. Its errors have kinds: fault.Unavailable for failures
@@ -67,6 +68,7 @@ func (k *Key) Wrap(ctx context.Context, keyContext string, key []byte) ([]byte, 
 		ciphertext, err = k.service.encrypt(ctx, plaintext)
 		return err
 	})
+	k.calls.note(err)
 	if err != nil {
 		return nil, err
 	}
@@ -88,6 +90,7 @@ func (k *Key) Unwrap(ctx context.Context, keyContext string, text []byte) ([]byt
 		plaintext, err = k.service.decrypt(ctx, w.ciphertext)
 		return err
 	})
+	k.calls.note(err)
 	if err != nil {
 		return nil, err
 	}
@@ -148,7 +151,7 @@ func try(ctx context.Context, logger *slog.Logger, what string, call func(contex
 
 // unavailable and forbidden return the two failures that all providers share.
 func unavailable(err error) error {
-	return fault.Wrap(fault.Unavailable, "the key-management service cannot be reached or is busy: retry, and check it if this lasts", err)
+	return fault.Outage(fault.ReasonKMS, "the key-management service cannot be reached or is busy: retry, and check it if this lasts", err)
 }
 
 func forbidden(err error) error {

@@ -143,11 +143,11 @@ func (v *vault) token() (string, error) {
 	}
 	text, err := os.ReadFile(v.tokenFile)
 	if err != nil { // an agent may be writing the token at this moment
-		return "", fault.Wrap(fault.Unavailable, "kms.tokenFile cannot be read", err)
+		return "", credentials(fault.Outage(fault.ReasonKMS, "kms.tokenFile cannot be read", err))
 	}
 	token := strings.TrimSpace(string(text))
 	if token == "" {
-		return "", fault.New(fault.Unavailable, "kms.tokenFile is empty")
+		return "", credentials(fault.Outage(fault.ReasonKMS, "kms.tokenFile is empty", nil))
 	}
 	return token, nil
 }
@@ -174,7 +174,7 @@ func (v *vault) decrypt(ctx context.Context, ciphertext []byte) ([]byte, error) 
 }
 
 // errNotTransit is the error for an answer of another server, such as a proxy.
-var errNotTransit = fault.New(fault.Unavailable, "what answers at the address of Vault is not Transit")
+var errNotTransit = fault.Outage(fault.ReasonKMS, "what answers at the address of Vault is not Transit", nil)
 
 // transit calls an operation of the engine with one argument, and returns one field of the answer.
 func (v *vault) transit(ctx context.Context, operation, argument, value, result string) (string, error) {
@@ -203,6 +203,9 @@ func vaultFailed(err error) error {
 	if !errors.As(err, &e) {
 		var syntax *json.SyntaxError
 		return failed(err, !errors.As(err, &syntax))
+	}
+	if e.StatusCode == http.StatusForbidden || e.StatusCode == http.StatusUnauthorized {
+		return credentials(forbidden(err))
 	}
 	return failed(err, e.StatusCode >= 500 || e.StatusCode == http.StatusTooManyRequests || e.StatusCode == http.StatusPreconditionFailed)
 }

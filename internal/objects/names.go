@@ -17,7 +17,7 @@ const MaxSize = 256 << 20
 // the bucket, goes to the log.
 const unreachable = "object storage cannot be used: check that its bucket exists, and the credentials and permissions for it"
 
-func unavailable(cause error) error { return fault.Wrap(fault.Unavailable, unreachable, cause) }
+func unavailable(cause error) error { return fault.Outage(fault.ReasonObjects, unreachable, cause) }
 
 // namePattern matches names that all stores and file systems accept unchanged: no segment is empty,
 // hidden or "..".

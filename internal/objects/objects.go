@@ -324,7 +324,7 @@ func (b *Bucket) SignedURL(ctx context.Context, name string, lifetime time.Durat
 	defer cancel()
 	u, err := b.cloud.sign(ctx, b.prefix+name, lifetime)
 	if err != nil {
-		return "", fault.Wrap(fault.Unavailable, "object storage signs no URL: give the service credentials that may sign",
+		return "", fault.Outage(fault.ReasonObjects, "object storage signs no URL: give the service credentials that may sign",
 			fmt.Errorf("signing a URL for %s: %w", name, err))
 	}
 	return u, nil

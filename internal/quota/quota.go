@@ -226,7 +226,7 @@ const (
 	firstPart = 64
 )
 
-var errUnlent = fault.New(fault.Unavailable, "requests cannot be counted at the moment: retry")
+var errUnlent = fault.Outage(fault.ReasonStore, "requests cannot be counted at the moment: retry", nil)
 
 // borrow counts n requests against what is left, or else against a new lease.
 func (l *Limiter) borrow(ctx context.Context, n, limit int, name string, wider []string) (Usage, error) {
@@ -262,12 +262,12 @@ func (l *Limiter) borrow(ctx context.Context, n, limit int, name string, wider [
 		case <-f.done:
 			err = f.err
 		case <-ctx.Done():
-			err = fault.Wrap(fault.Unavailable, fault.Message(errUnlent), ctx.Err())
+			err = fault.Outage(fault.ReasonStore, fault.Message(errUnlent), ctx.Err())
 		}
 		l.mu.Lock()
 		b.waiting--
 		if err == nil && ctx.Err() != nil {
-			err = fault.Wrap(fault.Unavailable, fault.Message(errUnlent), ctx.Err())
+			err = fault.Outage(fault.ReasonStore, fault.Message(errUnlent), ctx.Err())
 		}
 		if err != nil {
 			return l.usage(b, limit, now), err

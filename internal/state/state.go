@@ -358,7 +358,7 @@ func ownError(err error) error {
 	if fault.Of(err) == fault.Unavailable {
 		return err
 	}
-	return fault.Wrap(fault.Unavailable, fault.Unavailable.Error(), err)
+	return fault.Outage(fault.ReasonRows, fault.Unavailable.Error(), err)
 }
 
 // row is a row that is to be compared with the state.

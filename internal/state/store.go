@@ -49,7 +49,12 @@ func (e *RowError) Error() string {
 }
 
 // Unwrap implements the errors package's interface.
-func (e *RowError) Unwrap() error { return fault.New(e.kind, e.kind.Error()) }
+func (e *RowError) Unwrap() error {
+	if e.kind == fault.Unavailable {
+		return fault.Outage(fault.ReasonRows, e.kind.Error(), nil)
+	}
+	return fault.New(e.kind, e.kind.Error())
+}
 
 // IsRefused reports whether err is about a row of a tenant that is not the one that was written
 // last. A row of the deployment itself is an outage instead.

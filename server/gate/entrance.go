@@ -12,7 +12,7 @@ import (
 
 // ErrOverloaded refuses a request because too many others are waiting. The request is neither
 // carried out nor recorded.
-var ErrOverloaded = fault.Wrap(fault.Unavailable, fault.Unavailable.Error(), errTooManyWait{})
+var ErrOverloaded = fault.Outage(fault.ReasonOverload, fault.Unavailable.Error(), errTooManyWait{})
 
 type errTooManyWait struct{}
 

@@ -274,7 +274,7 @@ func (d *Detector) HaltedBy() error {
 // CheckNotHalted returns the error for callers while the log is halted, and nil otherwise.
 func (d *Detector) CheckNotHalted() error {
 	if reason := d.HaltedBy(); reason != nil {
-		return fault.Wrap(fault.Unavailable, fault.Unavailable.Error(), reason)
+		return fault.Outage(fault.ReasonLog, fault.Unavailable.Error(), reason)
 	}
 	return nil
 }
@@ -301,7 +301,7 @@ func (d *Detector) checkNothingLost(r store.Reader, head, since audit.Head, a *a
 		return errOneByOne // the caller accepts a smaller loss than this one
 	}
 	d.suspected.Store(true)
-	return fault.Wrap(fault.Unavailable, fault.Unavailable.Error(), lost)
+	return fault.Outage(fault.ReasonLog, fault.Unavailable.Error(), lost)
 }
 
 var (

@@ -100,7 +100,7 @@ func (s *reportStore) signed(ctx context.Context, name string) (report, signatur
 }
 
 func unstored(err error) error {
-	return fault.Wrap(fault.Unavailable, "reports cannot be stored or fetched at the moment: retry", err)
+	return fault.Outage(fault.ReasonObjects, "reports cannot be stored or fetched at the moment: retry", err)
 }
 
 // maxDigests bounds how many reports are remembered. A forgotten report is rendered once more for

@@ -41,7 +41,7 @@ const (
 
 var (
 	errBounds = fault.New(fault.Invalid, "a password has 12 to 1024 bytes")
-	errBusy   = fault.New(fault.Unavailable, "too many passwords are being checked at the moment: retry")
+	errBusy   = fault.Outage(fault.ReasonOverload, "too many passwords are being checked at the moment: retry", nil)
 	errHash   = fault.New(fault.Internal, "a stored password hash is damaged: reset the password, or find the row with latticekeep doctor and restore a backup")
 )
 
@@ -128,7 +128,7 @@ func (h *Hasher) start(ctx context.Context) (done func(), err error) {
 		return nil, errBusy
 	}
 	if err := h.slots.Acquire(ctx, 1); err != nil {
-		return nil, fault.Wrap(fault.Unavailable, fault.Message(errBusy), err)
+		return nil, fault.Outage(fault.ReasonOverload, fault.Message(errBusy), err)
 	}
 	began := time.Now()
 	return func() { h.release(time.Since(began)) }, nil

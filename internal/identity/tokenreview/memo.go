@@ -122,5 +122,5 @@ func (m *memo[T]) remember(question digest, value T, end time.Time) {
 
 // unavailable returns the error for an API server that gave no usable answer.
 func unavailable(err error) error {
-	return fault.Wrap(fault.Unavailable, "the API server of the cluster cannot be asked: try again", err)
+	return fault.Outage(fault.ReasonCluster, "the API server of the cluster cannot be asked: try again", err)
 }

@@ -166,7 +166,7 @@ func (s *Store) View(ctx context.Context, fn func(store.Reader) error) error {
 			return ended(err)
 		}
 		if s.opts.Now().After(deadline) {
-			return fault.New(fault.Unavailable, "the read took longer than two seconds: ask for less at once")
+			return fault.Outage(fault.ReasonTimeout, "the read took longer than two seconds: ask for less at once", nil)
 		}
 		return nil
 	}
@@ -194,7 +194,7 @@ func (s *Store) submit(ctx context.Context, probe bool, fn func(store.Tx) error)
 // answer.
 func (s *Store) Ready(ctx context.Context) error {
 	if s.disk.hangs(commitLimit) {
-		return fault.New(fault.Unavailable, "the store does not answer: check the disk")
+		return fault.Outage(fault.ReasonStore, "the store does not answer: check the disk", nil)
 	}
 	switch closed, healthy := s.views.state(); {
 	case closed:

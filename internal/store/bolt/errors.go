@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"syscall"
 
 	"github.com/latticekeep/latticekeep/internal/durable"
 	"github.com/latticekeep/latticekeep/internal/fault"
@@ -31,7 +32,11 @@ func unavailable(err error) error {
 	if errors.As(err, &k) {
 		return err
 	}
-	return fault.Wrap(fault.Unavailable, "the store could not be written: free space or repair the disk, then retry", err)
+	reason := fault.ReasonStore
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		reason = fault.ReasonSpace
+	}
+	return fault.Outage(reason, "the store could not be written: free space or repair the disk, then retry", err)
 }
 
 // refused says that the file system keeps this process from the database.
@@ -40,12 +45,12 @@ func refused(path string, err error) error {
 }
 
 func ended(err error) error {
-	return fault.Wrap(fault.Unavailable, "the request ended before the store could answer: retry", err)
+	return fault.Outage(fault.ReasonTimeout, "the request ended before the store could answer: retry", err)
 }
 
-func errClosed() error { return fault.New(fault.Unavailable, "the store is closed") }
+func errClosed() error { return fault.Outage(fault.ReasonStore, "the store is closed", nil) }
 
-var errRecovering = fault.New(fault.Unavailable, "the store is recovering from a failure: retry")
+var errRecovering = fault.Outage(fault.ReasonStore, "the store is recovering from a failure: retry", nil)
 
 // over is the check function of a Reader whose closure has returned.
 func over() error {

@@ -75,7 +75,7 @@ func (q *queue) submit(ctx context.Context, probe bool, fn func(store.Tx) error)
 		select {
 		case <-g.done:
 		default:
-			return fault.Wrap(fault.Unavailable, "the store did not confirm the write in time: look whether it happened before trying again", ctx.Err())
+			return fault.Outage(fault.ReasonStore, "the store did not confirm the write in time: look whether it happened before trying again", ctx.Err())
 		}
 	}
 	if g.err != nil {

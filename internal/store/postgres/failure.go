@@ -72,18 +72,18 @@ func answer(err error) error {
 		return fault.Wrap(fault.Internal, fault.Internal.Error(), err)
 	}
 	if k, ok := kindOf(err); ok && k == full {
-		return fault.Wrap(fault.Unavailable, "the database could not be written: free space on PostgreSQL's disk, or repair it, then retry", err)
+		return fault.Outage(fault.ReasonSpace, "the database could not be written: free space on PostgreSQL's disk, or repair it, then retry", err)
 	}
-	return fault.Wrap(fault.Unavailable, "the database cannot be reached or written: look at PostgreSQL, then retry", err)
+	return fault.Outage(fault.ReasonStore, "the database cannot be reached or written: look at PostgreSQL, then retry", err)
 }
 
 func ended(err error) error {
-	return fault.Wrap(fault.Unavailable, "the request ended before the store could answer: retry", err)
+	return fault.Outage(fault.ReasonTimeout, "the request ended before the store could answer: retry", err)
 }
 
-func errClosed() error { return fault.New(fault.Unavailable, "the store is closed") }
+func errClosed() error { return fault.Outage(fault.ReasonStore, "the store is closed", nil) }
 
-var errRecovering = fault.New(fault.Unavailable, "the store is recovering from a failure: retry")
+var errRecovering = fault.Outage(fault.ReasonStore, "the store is recovering from a failure: retry", nil)
 
 // over is the check function of a Reader whose closure has returned.
 func over() error {

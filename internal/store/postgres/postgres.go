@@ -149,7 +149,7 @@ func Open(ctx context.Context, url string, o Options) (*Store, error) {
 	if err := srv.migrate(ctx, o.ReadOnly); err != nil {
 		end()
 		if k, ours := kindOf(err); ours && k != broken {
-			return nil, fault.Wrap(fault.Unavailable, "the database cannot be opened: look at PostgreSQL and the URL, then retry", err)
+			return nil, fault.Outage(fault.ReasonStore, "the database cannot be opened: look at PostgreSQL and the URL, then retry", err)
 		}
 		return nil, fmt.Errorf("opening database: %w", err)
 	}
@@ -238,7 +238,7 @@ func (s *Store) Update(ctx context.Context, fn func(store.Tx) error) error {
 // Ready implements [store.Store].
 func (s *Store) Ready(ctx context.Context) error {
 	if s.writer.head.hangs(commitLimit) {
-		return fault.New(fault.Unavailable, "the database does not answer: look at PostgreSQL")
+		return fault.Outage(fault.ReasonStore, "the database does not answer: look at PostgreSQL", nil)
 	}
 	if !s.enter() {
 		return errClosed()
@@ -260,7 +260,7 @@ func (s *Store) Ready(ctx context.Context) error {
 func (s *Store) Time(ctx context.Context) (time.Time, error) {
 	micros, err := s.ask(ctx, "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
 	if err != nil {
-		return time.Time{}, fault.Wrap(fault.Unavailable, "the database does not tell its time: retry", fmt.Errorf("reading the server's clock: %w", err))
+		return time.Time{}, fault.Outage(fault.ReasonStore, "the database does not tell its time: retry", fmt.Errorf("reading the server's clock: %w", err))
 	}
 	return time.UnixMicro(micros).UTC(), nil
 }
@@ -308,7 +308,7 @@ func (s *Store) ReplicasRead(ctx context.Context, least int) (bool, error) {
 	defer s.leave()
 	ok, err := s.server.replicasRead(ctx, least)
 	if err != nil {
-		return false, fault.Wrap(fault.Unavailable, "the database does not tell who uses it: retry", fmt.Errorf("reading pg_stat_activity: %w", err))
+		return false, fault.Outage(fault.ReasonStore, "the database does not tell who uses it: retry", fmt.Errorf("reading pg_stat_activity: %w", err))
 	}
 	return ok, nil
 }

@@ -185,7 +185,7 @@ func (l *loader) run() {
 		}
 		err := l.read(asks)
 		if err != nil {
-			err = fault.Wrap(fault.Unavailable, errRecovering.Error(), err)
+			err = fault.Outage(fault.ReasonStore, errRecovering.Error(), err)
 		}
 		tell(asks, err)
 	}

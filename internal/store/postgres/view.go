@@ -50,7 +50,7 @@ type member struct {
 // viewer hides the methods that write.
 type viewer struct{ store.Reader }
 
-var errSlow = fault.New(fault.Unavailable, "the read took longer than two seconds: ask for less at once")
+var errSlow = fault.Outage(fault.ReasonTimeout, "the read took longer than two seconds: ask for less at once", nil)
 
 func (m *member) get(key []byte) ([]byte, error) {
 	a, err := m.do(newGet(key))

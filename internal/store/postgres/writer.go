@@ -83,7 +83,7 @@ func (w *writer) submit(ctx context.Context, r *request, commit bool, fn func(st
 				}
 				return r.err
 			default:
-				return fault.Wrap(fault.Unavailable, errUnconfirmed, ctx.Err())
+				return fault.Outage(fault.ReasonStore, errUnconfirmed, ctx.Err())
 			}
 		}
 	}
@@ -259,7 +259,7 @@ func (w *writer) commit(l *locked, t *tx, until time.Time) (retry bool, err erro
 	persisted, serr := w.head.settle(fence, id, until)
 	switch {
 	case serr != nil:
-		return false, fault.Wrap(fault.Unavailable, errUnconfirmed, errors.Join(err, serr))
+		return false, fault.Outage(fault.ReasonStore, errUnconfirmed, errors.Join(err, serr))
 	case persisted:
 		w.server.logger.Info("the commit that failed has persisted")
 		w.committed(t)
