@@ -39,7 +39,7 @@ var ours = map[string]string{
 
 	"internal/app": "controllers controllers/admission controllers/cluster server server/gate internal/config internal/offline internal/buildinfo internal/vault internal/transit internal/identity " +
 		"internal/identity/tokenreview internal/mail internal/sealingkey internal/custody internal/backup internal/keyring internal/logs internal/audit internal/audit/guard internal/audit/keeper internal/audit/reader internal/audit/verify internal/audit/writer internal/authz " +
-		"internal/compliance internal/compliance/assessor internal/compliance/report internal/objects internal/otlp internal/clock internal/quota internal/durable " +
+		"internal/compliance internal/compliance/assessor internal/compliance/report internal/health internal/objects internal/otlp internal/clock internal/quota internal/durable " +
 		"internal/sealing internal/kms internal/metrics internal/state internal/state/watch internal/store internal/store/bolt internal/store/format internal/store/postgres internal/fault",
 	"internal/config":  "api/v1beta1 controllers internal/sealing internal/mail internal/keyring internal/backup internal/audit internal/audit/writer internal/authz",
 	"internal/offline": "internal/vault internal/identity internal/keyring internal/kms internal/audit internal/audit/verify internal/store internal/store/bolt internal/store/format internal/store/postgres internal/fault",
@@ -49,10 +49,11 @@ var ours = map[string]string{
 	"internal/download":  "",
 	"internal/progress":  "",
 	"internal/durable":   "",
+	"internal/health":    "",
 	"internal/buildinfo": "",
 
 	"server": "api/openapi server/dashboard server/docs server/gate server/v1 server/v2 internal/vault internal/transit internal/identity internal/sealingkey internal/custody internal/keyring " +
-		"internal/compliance internal/compliance/assessor internal/backup internal/quota internal/audit internal/authz internal/store internal/store/format internal/fault",
+		"internal/compliance internal/compliance/assessor internal/backup internal/quota internal/audit internal/authz internal/store internal/store/format internal/health internal/fault",
 	"server/v1": "api/openapi api/openapi/v1 server/gate internal/transit internal/audit internal/audit/reader internal/authz internal/fault internal/secret",
 	"server/v2": "api/openapi api/openapi/v2 api/v1beta1 server/gate internal/vault internal/transit internal/identity internal/sealingkey internal/custody internal/sealing internal/keyring " +
 		"internal/compliance internal/compliance/assessor internal/backup internal/audit internal/audit/guard internal/audit/reader internal/audit/writer internal/authz internal/fair internal/fault internal/secret",
@@ -155,7 +156,7 @@ var ours = map[string]string{
 		"internal/fault internal/objects internal/store internal/store/bolt internal/store/postgres test/pgtest test/storetest",
 	"test/servertest": "internal/state api/openapi api/openapi/v2 internal/audit internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/authz internal/backup " +
 		"internal/compliance internal/compliance/assessor internal/compliance/report internal/custody internal/dualsig internal/fault " +
-		"internal/identity internal/keyring internal/kms internal/mail internal/objects internal/sealing " +
+		"internal/identity internal/keyring internal/kms internal/health internal/mail internal/objects internal/sealing " +
 		"internal/sealingkey internal/secret internal/store internal/store/bolt internal/store/postgres internal/transit internal/vault server " +
 		"server/gate test/pgtest test/statetest test/storetest",
 	"test/statetest":    "internal/state internal/store",

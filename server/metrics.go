@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"net/http"
 	"strconv"
 	"time"
@@ -9,6 +10,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/health"
 	"github.com/latticekeep/latticekeep/server/gate"
 )
 
@@ -18,6 +21,8 @@ type metrics struct {
 	shown    prometheus.Gatherers // the registry and those of other components
 	requests *prometheus.CounterVec
 	duration *prometheus.HistogramVec
+
+	unavailable *prometheus.CounterVec
 }
 
 func newMetrics(version string, more []prometheus.Collector, others []prometheus.Gatherer) *metrics {
@@ -33,13 +38,20 @@ func newMetrics(version string, more []prometheus.Collector, others []prometheus
 			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 15), // 0.5 ms to 8 s
 		}, []string{"method", "route"}),
 	}
+	m.unavailable = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "latticekeep_unavailable_total",
+		Help: "Requests answered with 503, by what was lacking. Probes and scrapes do not count.",
+	}, []string{"reason"})
+	for _, r := range fault.Reasons() {
+		m.unavailable.WithLabelValues(string(r)) // so that the first one is an increase
+	}
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name:        "latticekeep_build_info",
 		Help:        "Always 1; the label is the program's version.",
 		ConstLabels: prometheus.Labels{"version": version},
 	})
 	build.Set(1)
-	m.registry.MustRegister(m.requests, m.duration, build,
+	m.registry.MustRegister(m.requests, m.duration, m.unavailable, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.registry.MustRegister(more...)
 	m.shown = append(prometheus.Gatherers{m.registry}, others...)
@@ -70,6 +82,40 @@ func (m *metrics) watch(g *gate.Gate) {
 		}, func() float64 { return float64(of(g.Load())) })
 	}
 	m.registry.MustRegister(limited("address", func(l gate.Load) uint64 { return l.OverAddress }), limited("tenant", func(l gate.Load) uint64 { return l.OverTenant }))
+}
+
+// healthCollector runs all checks at every scrape.
+type healthCollector struct {
+	report func(context.Context) health.Report
+}
+
+var (
+	serving = prometheus.NewDesc("latticekeep_serving", "1 while calls of this class are served, 0 while a failing check stops them: read or change.",
+		[]string{"class"}, nil)
+	healthCheck = prometheus.NewDesc("latticekeep_health_check", "1 while the check passes, 0 while it fails. The scope says who has the fault: this replica or all.",
+		[]string{"check", "scope"}, nil)
+)
+
+func (c healthCollector) Describe(descriptions chan<- *prometheus.Desc) {
+	descriptions <- serving
+	descriptions <- healthCheck
+}
+
+func (c healthCollector) Collect(metrics chan<- prometheus.Metric) {
+	report := c.report(context.Background())
+	gauge := func(d *prometheus.Desc, err error, labels ...string) {
+		v := 1.0
+		if err != nil {
+			v = 0
+		}
+		metrics <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	for _, class := range health.Classes() {
+		gauge(serving, report.Stopped(class), string(class))
+	}
+	for _, r := range report.Results {
+		gauge(healthCheck, r.Err, r.Name, string(r.Scope))
+	}
 }
 
 func (m *metrics) observe(method, route string, status int, took time.Duration) {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/latticekeep/latticekeep/internal/health"
 	"github.com/latticekeep/latticekeep/server"
 	"github.com/latticekeep/latticekeep/test/servertest"
 )
@@ -76,7 +77,8 @@ func TestReadinessTellsWhatCannotBeServed(t *testing.T) {
 	waiting := errors.New("there is no certificate yet")
 	s := newService(t, func(c *server.Config) {
 		c.OperationsApart = true
-		c.Ready = func() error { return waiting }
+		c.Health = health.New(health.Check{Name: "certificate", Scope: health.Replica, Stops: health.Classes(), Ask: func(context.Context) error { return waiting }},
+			health.Check{Name: "store", Scope: health.Replica, Stops: health.Classes(), Ask: c.Store.Ready})
 	})
 	operations, _ := operate(t, s)
 	if code, body := servertest.GetStatus(t, operations+"/readyz"); code != http.StatusServiceUnavailable || strings.Contains(body, "certificate") {
@@ -98,6 +100,77 @@ func TestReadinessTellsWhatCannotBeServed(t *testing.T) {
 	if lines := s.LogLines("request"); len(lines) != 2 || lines[0]["status"] != 503.0 || lines[0]["error"] == "" {
 		t.Error("not exactly the failures are logged:", lines)
 	}
+}
+
+// The list of checks names what fails. On the listener of the interface, where anybody may read it, it
+// says of the reason what callers may see.
+func TestTheListOfChecksNamesWhatFails(t *testing.T) {
+	for _, apart := range []bool{false, true} {
+		s := newService(t, func(c *server.Config) { c.OperationsApart = apart })
+		s.Seal("v")
+		url := s.URL
+		if apart {
+			url, _ = operate(t, s)
+		}
+		code, body := servertest.GetStatus(t, url+"/readyz?verbose")
+		if want := "[+]store ok\n[+]log ok\n[+]rows ok\n[+]shutdown ok\nread calls: served\nchange calls: served\nreadyz check passed\n"; code != http.StatusOK || body != want {
+			t.Error(code, body)
+		}
+		s.LoseEntries()
+		code, body = servertest.GetStatus(t, url+"/readyz?verbose=1")
+		if code != http.StatusOK || !strings.Contains(body, "[-]log failed (shared; stops read and change): service temporarily unavailable") ||
+			!strings.HasSuffix(body, "read calls: stopped\nchange calls: stopped\nreadyz check passed\n") || strings.Contains(body, "a test") != apart {
+			t.Error(apart, code, body)
+		}
+		if code, body := servertest.GetStatus(t, url+"/readyz"); code != http.StatusOK || !strings.Contains(body, `"status":"ok"`) {
+			t.Error("a shared fault made it unready:", code, body)
+		}
+	}
+}
+
+// A 503 has a reason of few in its log line and in a metric. Metrics tell what is served, too.
+func TestA503HasAReason(t *testing.T) {
+	s := newService(t, func(c *server.Config) { c.OperationsApart = true })
+	id := s.Seal("v")
+	operations, _ := operate(t, s)
+	metrics := func() string {
+		t.Helper()
+		code, body := servertest.GetStatus(t, operations+"/metrics")
+		if code != http.StatusOK {
+			t.Fatal(code, body)
+		}
+		return body
+	}
+	has := func(wanted ...string) {
+		t.Helper()
+		body := metrics()
+		for _, want := range wanted {
+			if !strings.Contains(body, want+"\n") {
+				t.Errorf("no %s", want)
+			}
+		}
+	}
+	has(`latticekeep_serving{class="read"} 1`, `latticekeep_serving{class="change"} 1`, `latticekeep_health_check{check="log",scope="shared"} 1`,
+		`latticekeep_unavailable_total{reason="log"} 0`)
+	s.LoseEntries()
+	s.Get("/api/v2/vault/"+id).Message(t, http.StatusServiceUnavailable)
+	if lines := s.LogLines("request"); lines[len(lines)-1]["reason"] != "log" {
+		t.Error(lines[len(lines)-1])
+	}
+	has(`latticekeep_serving{class="read"} 0`, `latticekeep_serving{class="change"} 0`, `latticekeep_health_check{check="log",scope="shared"} 0`,
+		`latticekeep_unavailable_total{reason="log"} 1`, `latticekeep_health_check{check="store",scope="replica"} 1`)
+	s.Audit.Halt(nil)
+	if err := s.Store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s.Get("/api/v2/vault/"+id).Message(t, http.StatusServiceUnavailable)
+	if lines := s.LogLines("request"); lines[len(lines)-1]["reason"] != "store" {
+		t.Error(lines[len(lines)-1])
+	}
+	if code, body := servertest.GetStatus(t, operations+"/readyz"); code != http.StatusServiceUnavailable { // a probe is no request
+		t.Error(code, body)
+	}
+	has(`latticekeep_health_check{check="store",scope="replica"} 0`, `latticekeep_unavailable_total{reason="store"} 1`)
 }
 
 // While requests finish, the process is alive and takes no new ones.

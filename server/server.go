@@ -38,6 +38,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/backup"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/health"
 	"github.com/latticekeep/latticekeep/internal/quota"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/format"
@@ -62,8 +63,8 @@ type Config struct {
 
 	Metrics
 	Operations
-	// Ready returns another reason for /readyz to fail, or nil. The function is optional.
-	Ready func() error
+	// Health says whether this replica serves: see [Server.ready].
+	Health *health.Monitor
 	// Tracer makes a span for every request of the interface; nil makes none.
 	Tracer trace.Tracer
 
@@ -123,8 +124,8 @@ const (
 // New returns a server that is not listening yet.
 func New(config Config) (*Server, error) {
 	if config.Vault == nil || config.Transit == nil || config.Identity == nil || config.Audit == nil || config.Guard == nil || config.Reader == nil || config.Compliance == nil ||
-		config.Keys == nil || config.Sealing == nil || config.Custody == nil || config.Store == nil {
-		return nil, errors.New("making the server: vault, transit, identity, audit, compliance, keys, sealing, custody and store are required")
+		config.Keys == nil || config.Sealing == nil || config.Custody == nil || config.Store == nil || config.Health == nil {
+		return nil, errors.New("making the server: vault, transit, identity, audit, compliance, keys, sealing, custody, store and health are required")
 	}
 	if config.Logger == nil {
 		config.Logger = slog.Default()
@@ -133,6 +134,7 @@ func New(config Config) (*Server, error) {
 		config.Now = time.Now
 	}
 	s := &Server{config: config, metrics: newMetrics(config.Version, config.Collectors, config.Gatherers)}
+	s.metrics.registry.MustRegister(healthCollector{s.report})
 	origin, secure, err := origin(config.PublicURL)
 	if err != nil {
 		return nil, err
@@ -182,7 +184,7 @@ func New(config Config) (*Server, error) {
 		return nil, fmt.Errorf("making the server: %w", err)
 	}
 	if !config.OperationsApart {
-		s.operations(s.engine, s.v2.Checks()) // this listener is public, so metrics take a key
+		s.operations(s.engine, fault.Message, s.v2.Checks()) // this listener is public, so metrics take a key
 	}
 	return s, nil
 }
@@ -217,6 +219,7 @@ func origin(publicURL string) (origin string, secure bool, err error) {
 // answers such as backups, waits at most 30 s for the requests in flight, and returns nil. It
 // closes l. /readyz fails once ctx has ended.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
+	s.report(ctx) // a shared fault from now on does not make this replica unready
 	h := s.listener(s.engine)
 	h.RegisterOnShutdown(s.gate.EndStreams)
 	h.RegisterOnShutdown(func() { s.ending.Store(true) })
@@ -229,7 +232,7 @@ func (s *Server) ServeOperations(ctx context.Context, l net.Listener) error {
 	engine := gin.New()
 	engine.Use(s.observe, s.recover)
 	engine.NoRoute(func(c *gin.Context) { s.v2.Refuse(c, gate.Refusal(http.StatusNotFound, "there is no such endpoint")) })
-	s.operations(engine)
+	s.operations(engine, error.Error)
 	if s.config.Profiling {
 		profile(engine)
 	}
@@ -312,7 +315,11 @@ func (s *Server) observe(c *gin.Context) {
 		method, route, status := knownMethod(c.Request.Method), routeOf(c), c.Writer.Status()
 		took := s.config.Now().Sub(start)
 		s.metrics.observe(method, route, status, took)
-		attrs := append(make([]slog.Attr, 0, 9),
+		reason := reasonOf(c, status)
+		if reason != "" && !operational(route) {
+			s.metrics.unavailable.WithLabelValues(string(reason)).Inc()
+		}
+		attrs := append(make([]slog.Attr, 0, 10),
 			slog.String("request_id", id),
 			slog.String("method", method),
 			slog.String("route", route),
@@ -334,10 +341,28 @@ func (s *Server) observe(c *gin.Context) {
 			if err := c.Errors.Last(); err != nil {
 				attrs = append(attrs, slog.String("error", err.Error()))
 			}
+			if reason != "" {
+				attrs = append(attrs, slog.String("reason", string(reason)))
+			}
 		}
 		s.config.Logger.LogAttrs(c.Request.Context(), level, "request", attrs...)
 	}()
 	c.Next()
+}
+
+// reasonOf returns why a request was answered with 503, and "" for other answers.
+func reasonOf(c *gin.Context, status int) fault.Reason {
+	if status != http.StatusServiceUnavailable {
+		return ""
+	}
+	reason := fault.ReasonOther
+	if last := c.Errors.Last(); last != nil {
+		reason = fault.ReasonOf(last)
+	}
+	if reason == fault.ReasonOther && c.Request.Context().Err() != nil {
+		reason = fault.ReasonTimeout
+	}
+	return reason
 }
 
 // framedByLength reports whether only Content-Length can say where the request ends. A request that
@@ -443,11 +468,11 @@ func knownMethod(method string) string {
 	return "other"
 }
 
-// operations adds the operational endpoints of the process. The checks are for metrics, which are
-// of the whole deployment.
-func (s *Server) operations(r gin.IRoutes, checks ...gin.HandlerFunc) {
+// operations adds the operational endpoints of the process. reason gives the text of an error to those
+// who may call them. The checks are for metrics, which are of the whole deployment.
+func (s *Server) operations(r gin.IRoutes, reason func(error) string, checks ...gin.HandlerFunc) {
 	r.GET("/healthz", s.health)
-	r.GET("/readyz", s.ready)
+	r.GET("/readyz", func(c *gin.Context) { s.ready(c, reason) })
 	r.GET("/metrics", append(checks, gin.WrapH(s.metrics.handler()))...)
 }
 
@@ -457,7 +482,7 @@ func operational(route string) bool {
 	return route == "/healthz" || route == "/readyz" || route == "/metrics"
 }
 
-type health struct {
+type answer struct {
 	Success bool   `json:"success"`
 	Status  string `json:"status"`
 }
@@ -465,41 +490,47 @@ type health struct {
 // health reports only that the process answers. It checks no dependency: a restart would not repair
 // a full disk.
 func (s *Server) health(c *gin.Context) {
-	s.v2.Write(c, http.StatusOK, health{true, "ok"})
+	s.v2.Write(c, http.StatusOK, answer{true, "ok"})
 }
 
 // readyTimeout bounds the time that a probe waits.
 const readyTimeout = time.Second
 
-// ready reports whether the server can serve a request: the store commits, the log is not halted,
-// the deployment's keys can be used, and the server is not stopping. It ignores the operator:
-// workloads read credentials while their cluster's API server is down.
-func (s *Server) ready(c *gin.Context) {
-	ctx, cancel := context.WithTimeout(c.Request.Context(), readyTimeout)
-	defer cancel()
-	if err := s.couldServe(ctx); err != nil {
-		s.v2.Refuse(c, fault.Wrap(fault.Unavailable, fault.Unavailable.Error(), err))
+// ready reports whether this replica is to get requests: see package health. With the parameter
+// verbose it lists the checks as text. The operator is none of them: workloads read credentials while
+// their cluster's API server is down.
+func (s *Server) ready(c *gin.Context, reason func(error) string) {
+	report := s.report(c.Request.Context())
+	err := report.Ready()
+	if _, verbose := c.GetQuery("verbose"); verbose {
+		status := http.StatusOK
+		if err != nil {
+			status = http.StatusServiceUnavailable
+			_ = c.Error(err)
+		}
+		c.String(status, "%s", report.Text(reason))
 		return
 	}
-	s.v2.Write(c, http.StatusOK, health{true, "ok"})
+	if err != nil {
+		s.v2.Refuse(c, fault.Outage(fault.ReasonOf(err), fault.Unavailable.Error(), err))
+		return
+	}
+	s.v2.Write(c, http.StatusOK, answer{true, "ok"})
 }
 
-var errEnding = errors.New("the server is ending")
+var errEnding = fault.Outage(fault.ReasonEnding, "the server is shutting down", nil)
 
-func (s *Server) couldServe(ctx context.Context) error {
+// report runs all checks. A server that is ending has a fault of its own.
+func (s *Server) report(ctx context.Context) health.Report {
+	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
+	defer cancel()
+	report := s.config.Health.Report(ctx)
+	ending := health.Result{Check: health.Check{Name: "shutdown", Scope: health.Replica, Stops: health.Classes()}}
 	if s.ending.Load() {
-		return errEnding
+		ending.Err = errEnding
 	}
-	if err := s.config.Audit.Ready(ctx); err != nil {
-		return err
-	}
-	if _, err := s.config.Keys.SealingDocument(ctx); err != nil {
-		return err
-	}
-	if s.config.Ready == nil {
-		return nil
-	}
-	return s.config.Ready()
+	report.Results = append(report.Results, ending)
+	return report
 }
 
 // served answers with an OpenAPI document.

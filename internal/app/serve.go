@@ -25,6 +25,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/internal/config"
 	"github.com/latticekeep/latticekeep/internal/durable"
+	"github.com/latticekeep/latticekeep/internal/health"
 	"github.com/latticekeep/latticekeep/internal/identity/tokenreview"
 	"github.com/latticekeep/latticekeep/internal/mail"
 	"github.com/latticekeep/latticekeep/internal/metrics"
@@ -248,7 +249,7 @@ func (p *production) serve(ctx context.Context, l net.Listener, stdout io.Writer
 		line.BaseURL = "https://" + l.Addr().String()
 		l = tls.NewListener(l, p.encryption)
 		options.Collectors = append(options.Collectors, metrics.Certificate("server", p.encryption.GetCertificate))
-		options.Ready = func() error {
+		p.certificate = func() error {
 			_, err := p.encryption.GetCertificate(nil)
 			return err
 		}
@@ -352,13 +353,7 @@ func (s *service) run(ctx context.Context, l net.Listener, config server.Config,
 		config.Reports = reports
 	}
 	config.Collectors = append(config.Collectors, s.collectors()...)
-	fit := config.Ready
-	config.Ready = func() error {
-		if err := checkServable(ctx, s.store); err != nil || fit == nil {
-			return err
-		}
-		return fit()
-	}
+	config.Health = health.New(s.checks()...)
 	if s.clock != nil {
 		s.lender = quota.NewLender(s.store, s.clock.Clock)
 		config.Lender = s.lender

@@ -3,6 +3,9 @@
 package app
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"time"
@@ -11,10 +14,14 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/latticekeep/latticekeep/controllers"
+	"github.com/latticekeep/latticekeep/internal/audit/keeper"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/backup"
 	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/internal/compliance/assessor"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/health"
+	"github.com/latticekeep/latticekeep/internal/kms"
 	"github.com/latticekeep/latticekeep/internal/mail"
 	"github.com/latticekeep/latticekeep/internal/metrics"
 	"github.com/latticekeep/latticekeep/internal/quota"
@@ -36,6 +43,8 @@ type service struct {
 	tracing    *tracing            // nil without tracing
 	clock      *sharedClock        // clock of the shared database; nil with one replica
 	lender     *quota.Shared       // shared limits for requests; nil with one replica
+
+	certificate func() error // why the listener has no certificate, or nil; nil without TLS
 
 	dev        bool               // a development server shows its secrets to its administrator
 	recipients []backup.Recipient // recipients of backups over the API; empty allows any recipient, and then backups lack the KMS key
@@ -71,4 +80,92 @@ func (s *service) collectors() []prometheus.Collector {
 		all = append(all, metrics.Archive(a.cutter.Keep, func() bool { return a.state() == compliance.ArchiveReadable }))
 	}
 	return all
+}
+
+// checks returns what decides whether this replica is ready, and what /readyz?verbose shows. A fault
+// of the embedded database is this replica's own; all replicas share PostgreSQL.
+func (s *service) checks() []health.Check {
+	store := health.Replica
+	if s.clock != nil {
+		store = health.Shared
+	}
+	all, none := health.Classes(), []health.Class(nil)
+	calls := s.watchKMS()
+	checks := []health.Check{
+		{Name: "store", Scope: store, Stops: all, Ask: s.store.Ready},
+		{Name: "format", Scope: health.Replica, Stops: all, Ask: func(ctx context.Context) error { return ofItsOwn(checkServable(ctx, s.store)) }},
+		{Name: "log", Scope: health.Shared, Stops: all, Ask: func(ctx context.Context) error { return ofItsOwn(s.log.CheckHistory(ctx)) }},
+		{Name: "rows", Scope: health.Shared, Stops: all, Ask: func(context.Context) error { return s.rows.State.Halted() }},
+		{Name: "kms", Scope: health.Shared, Stops: all, Ask: func(ctx context.Context) error {
+			if err := calls.Ask(ctx); !errors.Is(err, kms.ErrCredentials) {
+				return err
+			}
+			return nil
+		}},
+		{Name: "kms-credentials", Scope: health.Replica, Stops: all, Ask: func(ctx context.Context) error {
+			if err := calls.Ask(ctx); errors.Is(err, kms.ErrCredentials) {
+				return err
+			}
+			return nil
+		}},
+		{Name: "sealing-key", Scope: health.Shared, Stops: none, Ask: func(ctx context.Context) error {
+			_, err := s.keys.SealingDocument(ctx)
+			return ofItsOwn(err)
+		}},
+		{Name: "chain", Scope: health.Shared, Stops: none, Ask: func(context.Context) error {
+			if broken := s.verifier.Proof().Broken; broken != nil {
+				return broken
+			}
+			return nil
+		}},
+		{Name: "anchors", Scope: health.Shared, Stops: none, Ask: func(context.Context) error { return checkAnchors(s.evidence.keeper.Status()) }},
+	}
+	if s.certificate != nil {
+		checks = append(checks, health.Check{Name: "certificate", Scope: health.Replica, Stops: all, Ask: func(context.Context) error { return s.certificate() }})
+	}
+	if s.clock != nil { // requests cannot be counted with a wrong time
+		checks = append(checks, health.Check{Name: "clock", Scope: health.Replica, Stops: all, Ask: func(ctx context.Context) error {
+			return ofItsOwn(s.clock.Fresh(ctx, clockAge))
+		}})
+	}
+	return checks
+}
+
+// clockAge is how old the last answer about the time may be. The clock asks more often by itself.
+const clockAge = 30 * time.Second
+
+// watchKMS judges the KMS by the calls of requests. Unwrapped keys bridge an outage for their time in
+// the cache.
+func (s *service) watchKMS() *health.Watch {
+	return &health.Watch{
+		Last: func() health.Outcome { return health.Outcome(s.kms[0].Outcome()) },
+		Try: func(ctx context.Context) error {
+			asked, err := s.keys.TryKMS(ctx)
+			if !asked {
+				return health.ErrUnasked
+			}
+			return err
+		},
+		Bridges: s.keys.CacheTTL(), Now: time.Now,
+	}
+}
+
+// ofItsOwn returns err unless it is a failure of the database, which has a check of its own.
+func ofItsOwn(err error) error {
+	switch fault.ReasonOf(err) {
+	case fault.ReasonStore, fault.ReasonSpace, fault.ReasonTimeout, fault.ReasonRows:
+		return nil
+	}
+	return err
+}
+
+// checkAnchors returns which places of anchors could not be read or do not agree with the log.
+func checkAnchors(anchors []keeper.AnchorStatus) error {
+	var errs []error
+	for _, a := range anchors {
+		if a.State != keeper.AnchorOK {
+			errs = append(errs, fmt.Errorf("%s: %s", a.Name, a.State))
+		}
+	}
+	return errors.Join(errs...)
 }

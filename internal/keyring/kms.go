@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/kms"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -100,6 +101,34 @@ func (r *kmsKeys) kmsOf(w wrappedKey) (KMS, error) {
 	}
 	return nil, unavailable("unwrapping keys", fmt.Errorf("they are under KMS key %s, which %w (kms.url is %s): "+
 		"name it in kms.url, or in kms.former to move away from it", id, errUnnamedKMSKey, r.kms.ID()))
+}
+
+// TryKMS has the KMS open the deployment's own wrapping key, and forgets it. asked reports whether the
+// KMS was the question: it is not when the store does not answer.
+func (r *kmsKeys) TryKMS(ctx context.Context) (asked bool, err error) {
+	var w wrappedKey
+	err = r.store.View(ctx, func(rd store.Reader) error {
+		version, err := currentVersion(rd, authz.SystemTenant)
+		if err == nil {
+			w, err = readWrappedKey(rd, authz.SystemTenant, version)
+		}
+		return err
+	})
+	if err != nil {
+		return false, fmt.Errorf("reading keys: %w", err)
+	}
+	kms, err := r.kmsOf(w)
+	if err != nil {
+		return true, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, loadTimeout)
+	defer cancel()
+	key, err := kms.Unwrap(ctx, keyContext(w.owner, w.version, wrapping), w.blob)
+	clear(key)
+	if err != nil {
+		return true, unavailable("unwrapping keys", err)
+	}
+	return true, nil
 }
 
 var errUnnamedKMSKey = errors.New("this server is not configured with")

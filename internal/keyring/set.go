@@ -229,6 +229,9 @@ func (r *sets) load(ctx context.Context, key cacheKey) (*Keys, error) {
 	return keys, nil
 }
 
+// CacheTTL returns how long an unwrapped set may be used without asking the KMS again.
+func (r *sets) CacheTTL() time.Duration { return r.config.CacheTTL }
+
 // Cached returns how many sets are cached, and when the KMS was asked for the oldest of them; the
 // zero time when there are none. An expired set counts until its memory is freed.
 func (r *sets) Cached() (n int, oldest time.Time) {

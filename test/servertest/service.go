@@ -27,6 +27,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/compliance/assessor"
 	"github.com/latticekeep/latticekeep/internal/compliance/report"
 	"github.com/latticekeep/latticekeep/internal/custody"
+	"github.com/latticekeep/latticekeep/internal/health"
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/kms"
@@ -96,6 +97,11 @@ func assembleAt(t testing.TB, url string, open Open, change ...func(*server.Conf
 	s.Logger = slog.New(slog.NewJSONHandler(s.Logged, nil))
 	s.Now, s.Version = now, "test"
 	s.Compliance = NewCompliance(t, &s.Config, s.Verifier, s.State, s.Reports.(compliance.Reports))
+	s.Health = health.New(
+		health.Check{Name: "store", Scope: health.Replica, Stops: health.Classes(), Ask: s.Store.Ready},
+		health.Check{Name: "log", Scope: health.Shared, Stops: health.Classes(), Ask: s.Audit.CheckHistory},
+		health.Check{Name: "rows", Scope: health.Shared, Stops: health.Classes(), Ask: func(context.Context) error { return s.Rows.state.Halted() }},
+	)
 	for _, c := range change {
 		c(&s.Config)
 	}

@@ -3325,6 +3325,13 @@ type UnsealCredentialParams struct {
 	Version *int64 `form:"version,omitempty" json:"version,omitempty"`
 }
 
+// GetReadinessParams defines parameters for GetReadiness.
+type GetReadinessParams struct {
+	// Verbose With any value or none, the answer is text: one line for each check, and one for each class of calls. The reasons are
+	// those that a caller may see; with `operations.listen`, whole errors.
+	Verbose *string `form:"verbose,omitempty" json:"verbose,omitempty"`
+}
+
 // CreateAPIKeyJSONRequestBody defines body for CreateAPIKey for application/json ContentType.
 type CreateAPIKeyJSONRequestBody = CreateAPIKeyRequest
 

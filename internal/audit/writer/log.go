@@ -81,15 +81,24 @@ func (l *Log) BindsState() bool { return l.state != nil }
 // Ready returns nil when an entry could be written now. Callers ask before they look anything up
 // for a request, so that no work is done that cannot be recorded.
 func (l *Log) Ready(ctx context.Context) error {
+	if err := l.CheckHistory(ctx); err != nil {
+		return err
+	}
+	if err := l.state.Halted(); err != nil {
+		return err
+	}
+	return l.Chain.Store.Ready(ctx)
+}
+
+// CheckHistory returns the error for callers while the log is halted, and nil otherwise. When entries
+// may be lost, it looks first.
+func (l *Log) CheckHistory(ctx context.Context) error {
 	if l.Detector.suspected.Load() {
 		if _, err := l.Detector.CheckForRollback(ctx); err != nil {
 			return err
 		}
 	}
-	if err := l.CheckNotHalted(); err != nil {
-		return err
-	}
-	return l.Chain.Store.Ready(ctx)
+	return l.Detector.CheckNotHalted()
 }
 
 // CheckNotHalted returns the error for callers while nobody can be served, and nil otherwise: while
