@@ -38,7 +38,7 @@ var ours = map[string]string{
 	"internal/dumps":       "",
 
 	"internal/app": "controllers controllers/admission controllers/cluster server server/gate internal/config internal/offline internal/buildinfo internal/vault internal/transit internal/identity " +
-		"internal/identity/tokenreview internal/mail internal/sealingkey internal/custody internal/backup internal/keyring internal/logs internal/audit internal/audit/guard internal/audit/keeper internal/audit/reader internal/audit/verify internal/audit/writer internal/authz " +
+		"internal/identity/tokenreview internal/connections internal/mail internal/sealingkey internal/custody internal/backup internal/keyring internal/logs internal/audit internal/audit/guard internal/audit/keeper internal/audit/reader internal/audit/verify internal/audit/writer internal/authz " +
 		"internal/compliance internal/compliance/assessor internal/compliance/report internal/health internal/objects internal/otlp internal/clock internal/quota internal/durable " +
 		"internal/sealing internal/kms internal/metrics internal/state internal/state/watch internal/store internal/store/bolt internal/store/format internal/store/postgres internal/fault",
 	"internal/config":  "api/v1beta1 controllers internal/sealing internal/mail internal/keyring internal/backup internal/audit internal/audit/writer internal/authz",
@@ -53,13 +53,13 @@ var ours = map[string]string{
 	"internal/buildinfo": "",
 
 	"server": "api/openapi server/dashboard server/docs server/gate server/v1 server/v2 internal/vault internal/transit internal/identity internal/sealingkey internal/custody internal/keyring " +
-		"internal/compliance internal/compliance/assessor internal/backup internal/quota internal/audit internal/authz internal/store internal/store/format internal/health internal/fault",
+		"internal/compliance internal/compliance/assessor internal/backup internal/connections internal/quota internal/audit internal/authz internal/store internal/store/format internal/health internal/fault",
 	"server/v1": "api/openapi api/openapi/v1 server/gate internal/transit internal/audit internal/audit/reader internal/authz internal/fault internal/secret",
 	"server/v2": "api/openapi api/openapi/v2 api/v1beta1 server/gate internal/vault internal/transit internal/identity internal/sealingkey internal/custody internal/sealing internal/keyring " +
 		"internal/compliance internal/compliance/assessor internal/backup internal/audit internal/audit/guard internal/audit/reader internal/audit/writer internal/authz internal/fair internal/fault internal/secret",
 	"server/asset":     "",
 	"server/dashboard": "server/asset",
-	"server/gate":      "internal/fair internal/state internal/identity internal/audit internal/audit/guard internal/authz internal/quota internal/fault internal/secret",
+	"server/gate":      "internal/connections internal/fair internal/state internal/identity internal/audit internal/audit/guard internal/authz internal/quota internal/fault internal/secret",
 	"server/docs":      "server/asset",
 	"controllers": "api/v1beta1 controllers/cluster controllers/credential controllers/requeue controllers/restart " +
 		"internal/authz internal/fault internal/identity internal/keyring internal/sealing internal/vault",
@@ -68,7 +68,7 @@ var ours = map[string]string{
 	"controllers/cluster":   "api/v1beta1 controllers/requeue internal/fault internal/keyring internal/sealing",
 	"controllers/restart":   "api/v1beta1 controllers/requeue",
 	"controllers/requeue":   "",
-	"controllers/admission": "api/v1alpha1 api/v1beta1 api/client api/openapi/v2 internal/quota internal/sealing internal/fair internal/fault",
+	"controllers/admission": "internal/connections api/v1alpha1 api/v1beta1 api/client api/openapi/v2 internal/quota internal/sealing internal/fair internal/fault",
 
 	"api/openapi":    "",
 	"api/openapi/v1": "",
@@ -111,7 +111,7 @@ var ours = map[string]string{
 	"internal/compliance/report":   "internal/compliance internal/audit internal/dualsig internal/authz internal/fault",
 	"internal/objects":             "internal/google internal/durable internal/fault",
 	"internal/otlp":                "",
-	"internal/metrics":             "internal/audit/keeper internal/audit/verify internal/audit/writer internal/keyring internal/mail internal/sealingkey internal/store internal/store/postgres internal/fault",
+	"internal/metrics":             "internal/connections internal/audit/keeper internal/audit/verify internal/audit/writer internal/keyring internal/mail internal/sealingkey internal/store internal/store/postgres internal/fault",
 	"internal/sealing":             "api/v1beta1 internal/generate internal/compose internal/envelope internal/dualsig internal/frame internal/fault internal/secret",
 
 	"internal/backup":        "internal/dualsig internal/store internal/frame internal/fault",
@@ -121,6 +121,7 @@ var ours = map[string]string{
 
 	"internal/fair":                    "",
 	"internal/logs":                    "",
+	"internal/connections":             "",
 	"internal/quota":                   "internal/clock internal/store internal/fault",
 	"internal/clock":                   "internal/fault",
 	"internal/authz":                   "",

@@ -20,6 +20,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/connections"
 	"github.com/latticekeep/latticekeep/internal/sealing"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/server"
@@ -82,6 +83,45 @@ func TestTheLogNamesNoClientIfItMayNot(t *testing.T) {
 	}
 	if strings.Contains(s.Logged.String(), "127.0.0.1") {
 		t.Error("an address is in the log")
+	}
+}
+
+func TestAValidCredentialKeepsItsConnection(t *testing.T) {
+	s := assemble(t)
+	inner, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := connections.Listen(inner, connections.Options{Most: 100, PerAddress: 1})
+	ctx, stop := context.WithCancel(t.Context())
+	served := make(chan error, 1)
+	go func() { served <- s.Server.Serve(ctx, l) }()
+	for _, c := range []struct {
+		path, key string
+		kept      int
+	}{{"/api/v2/sealing-key", "", 0}, {"/api/v2/vault/list", "lk_live_wrong", 0}, {"/api/v2/vault/list", s.Key, 1}} {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+l.Addr().String()+c.path, http.NoBody)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.key != "" {
+			r.Header.Set("X-API-Key", c.key)
+		}
+		fresh := &http.Client{Transport: &http.Transport{}}
+		answer, err := fresh.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.Copy(io.Discard, answer.Body)
+		_ = answer.Body.Close()
+		if got := l.Counts().Exempt; got != c.kept {
+			t.Errorf("%s with key %q: %d connections are kept", c.path, c.key, got)
+		}
+		fresh.CloseIdleConnections()
+	}
+	stop()
+	if err := <-served; err != nil {
+		t.Error(err)
 	}
 }
 

@@ -37,6 +37,7 @@ import (
 	"github.com/latticekeep/latticekeep/api/openapi"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/backup"
+	"github.com/latticekeep/latticekeep/internal/connections"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/health"
 	"github.com/latticekeep/latticekeep/internal/quota"
@@ -261,6 +262,8 @@ func (s *Server) listener(handler http.Handler) *http.Server {
 		WriteTimeout:      writeTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeaderBytes,
+		ConnState:         connections.Follow,
+		ConnContext:       connections.InContext,
 		ErrorLog:          log.New(connectionLog{s}, "", 0),
 
 		DisableGeneralOptionsHandler: true, // it would answer OPTIONS * before [Server.observe]

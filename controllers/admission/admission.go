@@ -45,6 +45,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
 	"github.com/latticekeep/latticekeep/api/v1beta1"
+	"github.com/latticekeep/latticekeep/internal/connections"
 	"github.com/latticekeep/latticekeep/internal/fair"
 	"github.com/latticekeep/latticekeep/internal/quota"
 	"github.com/latticekeep/latticekeep/internal/sealing"
@@ -195,6 +196,7 @@ func (w *Webhook) Server() *http.Server {
 		Handler: mux, ErrorLog: slog.NewLogLogger(w.logger.Handler(), slog.LevelDebug), // mistakes of strangers
 		ReadHeaderTimeout: w.patience, ReadTimeout: 3 * w.patience, // includes the wait for a slot
 		WriteTimeout: 4*w.patience + w.vault.timeout, IdleTimeout: idleTimeout, MaxHeaderBytes: 16 << 10,
+		ConnState: connections.Follow,
 	}
 }
 

@@ -24,6 +24,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/buildinfo"
 	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/internal/config"
+	"github.com/latticekeep/latticekeep/internal/connections"
 	"github.com/latticekeep/latticekeep/internal/durable"
 	"github.com/latticekeep/latticekeep/internal/health"
 	"github.com/latticekeep/latticekeep/internal/identity/tokenreview"
@@ -72,6 +73,7 @@ type production struct {
 	service
 	config     config.Config
 	handshakes *prometheus.CounterVec
+	bounded    *connections.Listener
 	encryption *tls.Config    // TLS of the listener; nil: plain HTTP
 	cleanup    []func() error // functions to call at the end, newest first
 }
@@ -228,12 +230,15 @@ func (p *production) listen(ctx context.Context) (net.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listening: %w", err)
 	}
+	p.bounded = connections.Listen(l, connections.Options{
+		Most: connections.Most(), PerAddress: maxSourceConnections, Trusted: p.config.Proxies(),
+	})
 	if p.config.Operations.Listen != "" {
 		if p.operations, err = (&net.ListenConfig{}).Listen(ctx, "tcp", p.config.Operations.Listen); err != nil {
 			return nil, fmt.Errorf("listening for operations: %w", errors.Join(err, l.Close()))
 		}
 	}
-	return l, nil
+	return p.bounded, nil
 }
 
 // serve serves on l until ctx ends, and prints the ready line.
@@ -241,7 +246,7 @@ func (p *production) serve(ctx context.Context, l net.Listener, stdout io.Writer
 	c := p.config
 	line := Ready{BaseURL: "http://" + l.Addr().String(), DataDir: c.DataDir, Identity: p.keys.Identity().ID(), Chain: p.log.Fingerprint()}
 	options := server.Config{
-		PublicURL: strings.TrimSuffix(c.PublicURL, "/"), TrustedProxies: c.TrustedProxies, Log: server.Log{HideClients: !c.Log.ClientAddress}, Metrics: server.Metrics{Collectors: []prometheus.Collector{p.handshakes}},
+		PublicURL: strings.TrimSuffix(c.PublicURL, "/"), TrustedProxies: c.TrustedProxies, Log: server.Log{HideClients: !c.Log.ClientAddress}, Metrics: server.Metrics{Collectors: []prometheus.Collector{p.handshakes, metrics.Connections(p.bounded)}},
 		Operations: server.Operations{Profiling: c.Operations.Profiling},
 		Limits:     gate.Limits{V1: c.Rate.V1, V2: c.Rate.V2, Address: c.Rate.Address, Registrations: c.Rate.Registrations},
 	}

@@ -12,7 +12,6 @@ import (
 	"net/http"
 	"os"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -25,6 +24,7 @@ import (
 	"github.com/latticekeep/latticekeep/controllers/admission"
 	"github.com/latticekeep/latticekeep/internal/buildinfo"
 	"github.com/latticekeep/latticekeep/internal/config"
+	"github.com/latticekeep/latticekeep/internal/connections"
 	"github.com/latticekeep/latticekeep/internal/metrics"
 )
 
@@ -42,9 +42,9 @@ type Webhook struct {
 }
 
 const (
-	// maxWebhookConnections bounds all open connections, and maxSourceConnections those of one
-	// address. The latter is twice the number of concurrent reviews: one API server has enough
-	// connections, and no other client can take all of them.
+	// maxWebhookConnections bounds all open connections of a webhook, and maxSourceConnections those of
+	// one address: of a server under pressure only. The latter is twice the number of concurrent
+	// reviews: one API server has enough connections, and no other client can take all of them.
 	maxWebhookConnections = 512
 	maxSourceConnections  = 64
 	// certificatePace is how often a webhook without a certificate looks for one.
@@ -84,12 +84,8 @@ func (o Webhook) Run(ctx context.Context) (err error) {
 	}
 
 	var ending atomic.Bool
-	crowded := prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "latticekeep_admission_connections_closed_total",
-		Help: "Connections to the webhook that were closed at once, since their address had as many as one address may.",
-	})
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(append(hook.Collectors(), handshakes, crowded, metrics.Certificate("webhook", own.get), collectors.NewGoCollector(),
+	registry.MustRegister(append(hook.Collectors(), handshakes, metrics.Certificate("webhook", own.get), collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))...)
 	operations := operationsServer(registry, func() error {
 		if ending.Load() {
@@ -106,7 +102,12 @@ func (o Webhook) Run(ctx context.Context) (err error) {
 	if err != nil {
 		return errors.Join(fmt.Errorf("listening: %w", err), l.Close())
 	}
-	bounded := netutil.LimitListener(newSourceListener(l, maxSourceConnections, crowded), maxWebhookConnections)
+	sources := connections.Listen(l, connections.Options{PerAddress: maxSourceConnections})
+	registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
+		Name: "latticekeep_admission_connections_closed_total",
+		Help: "Connections to the webhook that were closed, since their address had as many as one address may.",
+	}, func() float64 { return float64(sources.Counts().Closed[connections.Crowded]) }))
+	bounded := netutil.LimitListener(sources, maxWebhookConnections)
 	logger.Info("listening", "address", l.Addr().String(), "operations", plain.Addr().String(), "version", buildinfo.Version())
 	parts, running := errgroup.WithContext(ctx)
 	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
@@ -166,69 +167,6 @@ func serveUntil(ctx context.Context, s *http.Server, l net.Listener) error {
 		return errors.Join(fmt.Errorf("ending: %w", err), s.Close())
 	}
 	return nil
-}
-
-// sourceListener limits the open connections of each address, and closes any beyond the limit.
-type sourceListener struct {
-	net.Listener
-	limit  int
-	closed prometheus.Counter
-
-	mu   sync.Mutex
-	open map[string]int // open connections by address
-}
-
-func newSourceListener(l net.Listener, limit int, closed prometheus.Counter) *sourceListener {
-	return &sourceListener{Listener: l, limit: limit, closed: closed, open: make(map[string]int)}
-}
-
-// Accept implements net.Listener.
-func (l *sourceListener) Accept() (net.Conn, error) {
-	for {
-		c, err := l.Listener.Accept()
-		if err != nil {
-			return nil, err
-		}
-		source := c.RemoteAddr().String()
-		if host, _, err := net.SplitHostPort(source); err == nil {
-			source = host
-		}
-		if l.take(source) {
-			return &sourceConn{Conn: c, release: sync.OnceFunc(func() { l.give(source) })}, nil
-		}
-		l.closed.Inc()
-		_ = c.Close() // nothing was sent on it yet
-	}
-}
-
-func (l *sourceListener) take(source string) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.open[source] >= l.limit {
-		return false
-	}
-	l.open[source]++
-	return true
-}
-
-func (l *sourceListener) give(source string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.open[source]--; l.open[source] == 0 {
-		delete(l.open, source)
-	}
-}
-
-// sourceConn counts against its address until it is closed.
-type sourceConn struct {
-	net.Conn
-	release func()
-}
-
-// Close implements net.Conn.
-func (c *sourceConn) Close() error {
-	defer c.release()
-	return c.Conn.Close()
 }
 
 // operationsServer serves /healthz, /metrics and /readyz, which fails when ready fails.

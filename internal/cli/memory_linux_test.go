@@ -43,34 +43,44 @@ func memoryGroup(t *testing.T) (string, error) {
 	return dir, os.WriteFile(filepath.Join(dir, limit), []byte(strconv.Itoa(memory)), 0o600)
 }
 
+// run runs the server as a process of its own until the end of the test. command gets the path of the
+// program.
+func (s *site) run(command func(program string) *exec.Cmd) (line app.Ready) {
+	s.t.Helper()
+	program := s.path("latticekeep") // under this name the test binary is the program
+	binary, err := os.Executable()
+	must(s.t, err)
+	must(s.t, os.Symlink(binary, program))
+	cmd := command(program)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	cmd.Stderr = &s.log
+	stdout, err := cmd.StdoutPipe()
+	must(s.t, err)
+	must(s.t, cmd.Start())
+	s.t.Cleanup(func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		_ = cmd.Wait()
+	})
+	if err := json.NewDecoder(stdout).Decode(&line); err != nil {
+		s.t.Fatal("the server is not ready:", err, s.log.String())
+	}
+	return line
+}
+
 // Sixteen clients with large bodies do not kill a small server: it finds its memory limit by itself,
 // and keeps within it.
 func TestASmallServerAnswersLargeBodies(t *testing.T) {
 	s := newSite(t, closed+"operations: {listen: '127.0.0.1:0'}\n")
-	program := s.path("latticekeep") // under this name the test binary is the program
-	binary, err := os.Executable()
-	must(t, err)
-	must(t, os.Symlink(binary, program))
 	group, none := memoryGroup(t)
-	cmd := exec.CommandContext(t.Context(), "/bin/sh", "-c", `echo $$ >"$1/cgroup.procs" && shift && exec "$@"`, "sh", group, program, "server", "--config", s.file)
-	if none != nil {
-		t.Log("without a control group, since ", none)
-		cmd = exec.CommandContext(t.Context(), program, "server", "--config", s.file)
-		cmd.Env = append(os.Environ(), "GOMEMLIMIT="+strconv.Itoa(memory/10*8))
-	}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	cmd.Stderr = &s.log
-	stdout, err := cmd.StdoutPipe()
-	must(t, err)
-	must(t, cmd.Start())
-	t.Cleanup(func() {
-		_ = cmd.Process.Signal(syscall.SIGTERM)
-		_ = cmd.Wait()
+	line := s.run(func(program string) *exec.Cmd {
+		if none != nil {
+			t.Log("without a control group, since ", none)
+			cmd := exec.CommandContext(t.Context(), program, "server", "--config", s.file)
+			cmd.Env = append(os.Environ(), "GOMEMLIMIT="+strconv.Itoa(memory/10*8))
+			return cmd
+		}
+		return exec.CommandContext(t.Context(), "/bin/sh", "-c", `echo $$ >"$1/cgroup.procs" && shift && exec "$@"`, "sh", group, program, "server", "--config", s.file)
 	})
-	var line app.Ready
-	if err := json.NewDecoder(stdout).Decode(&line); err != nil {
-		t.Fatal("the server is not ready:", err, s.log.String())
-	}
 	c := s.client()
 	_, body := s.ask(c, "POST", line.BaseURL+"/api/v2/system/tenants", s.systemKey(), `{"name":"shop"}`)
 	_, body = s.ask(c, "POST", line.BaseURL+"/api/v2/system/tenants/"+field(t, body, "tenant_id")+"/api-keys", s.systemKey(), `{"name":"k","scopes":["crypto:encrypt"]}`)

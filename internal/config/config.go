@@ -8,6 +8,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"net/netip"
 	"regexp"
 	"time"
 
@@ -171,6 +172,18 @@ func (p Policy) SealingPolicy() sealing.Policy {
 		policy.Scopes = append(policy.Scopes, v1beta1.Scope(scope))
 	}
 	return policy
+}
+
+// Proxies returns the networks that trustedProxies names.
+func (s Config) Proxies() (all []netip.Prefix) {
+	for _, text := range s.TrustedProxies {
+		if a, err := netip.ParseAddr(text); err == nil {
+			all = append(all, netip.PrefixFrom(a, a.BitLen()))
+		} else if p, err := netip.ParsePrefix(text); err == nil { // check refuses anything else
+			all = append(all, p)
+		}
+	}
+	return all
 }
 
 // Log says what a process writes to its log, and how.

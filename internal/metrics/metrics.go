@@ -15,6 +15,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/latticekeep/latticekeep/internal/connections"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/mail"
@@ -43,6 +44,21 @@ func (s scraped) Collect(to chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	s.collect(ctx, to)
+}
+
+// Connections is the collector of the connections of a listener.
+func Connections(l *connections.Listener) prometheus.Collector {
+	open := desc("latticekeep_connections", "Open connections of the interface: kept, which are never ended, and idle or busy ones of strangers.", "state")
+	closed := desc("latticekeep_connections_closed_total", "Connections of strangers that were ended for others: their address had too many, or all had.", "reason")
+	return scraped{[]*prometheus.Desc{open, closed}, func(_ context.Context, to chan<- prometheus.Metric) {
+		n := l.Counts()
+		gauge(to, open, float64(n.Exempt), "kept")
+		gauge(to, open, float64(n.Idle), "idle")
+		gauge(to, open, float64(n.Busy), "busy")
+		for _, reason := range []connections.Reason{connections.Crowded, connections.Full} {
+			counter(to, closed, float64(n.Closed[reason]), string(reason))
+		}
+	}}
 }
 
 func desc(name, help string, labels ...string) *prometheus.Desc {

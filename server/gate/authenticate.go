@@ -13,6 +13,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/connections"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/state"
@@ -38,6 +39,7 @@ func (call *Call) authenticate(c *gin.Context) error {
 		}
 		return err
 	}
+	connections.Keep(c.Request.Context())
 	call.byHeader = len(c.Request.Header.Values("X-API-Key"))+len(c.Request.Header.Values("Authorization")) > 0
 	caller.RequestID, caller.SourceIP = call.Caller.RequestID, call.Caller.SourceIP
 	call.Caller = caller
