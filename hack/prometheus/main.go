@@ -117,6 +117,9 @@ func load(ctx context.Context, db *tsdb.DB, file string) ([]*rules.Group, error)
 	groups := make([]*rules.Group, 0, len(byName))
 	for _, g := range byName {
 		groups = append(groups, g)
+		for _, r := range g.AlertingRules() {
+			r.SetRestored(true) // nothing was pending before; only then are there series ALERTS
+		}
 	}
 	slices.SortFunc(groups, func(a, b *rules.Group) int { return cmp.Compare(a.Name(), b.Name()) })
 	return groups, nil

@@ -120,12 +120,18 @@ func (p *prometheus) during(d time.Duration, each func()) time.Time {
 	return p.now
 }
 
-// firing evaluates all rules over all scrapes, and returns a function that lists the alerts that
-// fired at a time, each once and in order.
+// firing evaluates the alerts of the chart for a deployment of that many servers over all scrapes. It
+// returns a function that lists the alerts that fired at a time, each once and in order.
 func (p *prometheus) firing(replicas string) func(at time.Time) []string {
 	p.t.Helper()
+	return p.evaluate(readRules(p.t, replicas))
+}
+
+// evaluate is firing for any alerts.
+func (p *prometheus) evaluate(all []rule) func(at time.Time) []string {
+	p.t.Helper()
 	rules := filepath.Join(p.t.TempDir(), "rules.yaml")
-	text, err := yaml.Marshal(map[string]any{"groups": []any{map[string]any{"name": "latticekeep", "rules": readRules(p.t, replicas)}}})
+	text, err := yaml.Marshal(map[string]any{"groups": []any{map[string]any{"name": "latticekeep", "rules": all}}})
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -143,11 +149,11 @@ func (p *prometheus) firing(replicas string) func(at time.Time) []string {
 	if err != nil {
 		p.t.Fatalf("evaluating the rules: %v\n%s", err, failure.String())
 	}
-	var all []alert
-	if err := json.Unmarshal(out, &all); err != nil {
+	var alerts []alert
+	if err := json.Unmarshal(out, &alerts); err != nil {
 		p.t.Fatal(err)
 	}
-	for _, a := range all {
+	for _, a := range alerts {
 		for name, text := range a.Annotations {
 			if text == "" || strings.Contains(text, "<error") || strings.Contains(text, "<no value>") {
 				p.t.Errorf("%s: its %s is %q", a.Labels["alertname"], name, text)
@@ -155,7 +161,7 @@ func (p *prometheus) firing(replicas string) func(at time.Time) []string {
 		}
 	}
 	return func(at time.Time) (names []string) {
-		for _, a := range all {
+		for _, a := range alerts {
 			name := a.Labels["alertname"]
 			if a.Time.Equal(at) && !slices.Contains(p.ignored, name) {
 				names = append(names, name)
