@@ -134,7 +134,7 @@ func kmsRefuses(t *testing.T) []string {
 	firing := p.firing("1")
 	want(t, "before", firing(before))
 	want(t, "after", firing(after))
-	return want(t, "during", firing(during), "LatticekeepKMSFails", "LatticekeepErrors")
+	return want(t, "during", firing(during), "LatticekeepKMSFails", "LatticekeepErrors", "LatticekeepNotServing")
 }
 
 // onPostgres starts a server on a PostgreSQL of its own.
@@ -169,12 +169,13 @@ func postgresAway(t *testing.T) []string {
 	want(t, "before", firing(before))
 	want(t, "after", firing(after))
 	// Which sealing keys are needed is unknown too.
-	return want(t, "during", firing(during), "LatticekeepPostgresDown", "LatticekeepErrors", "LatticekeepOperatorDown")
+	return want(t, "during", firing(during), "LatticekeepPostgresDown", "LatticekeepErrors", "LatticekeepOperatorDown", "LatticekeepNotServing")
 }
 
 // PostgreSQL answers, and takes no writes.
 func commitsFail(t *testing.T) []string {
 	p := newPrometheus(t, time.Minute)
+	p.ignored = append(p.ignored, "LatticekeepNotServing") // a probe writes no row
 	s, db := onPostgres(t)
 	u, err := url.Parse(db.URL())
 	if err != nil {

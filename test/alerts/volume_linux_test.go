@@ -12,6 +12,7 @@ import (
 // The data directory is on a volume of its own, which something else fills.
 func diskFills(t *testing.T) []string {
 	p := newPrometheus(t, time.Minute)
+	p.volume = true
 	const megabytes = 512
 	volume := mount(t, megabytes)
 	s := start(t, filepath.Join(volume, "data"), "")
