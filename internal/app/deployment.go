@@ -83,7 +83,7 @@ func openDeployment(ctx context.Context, p deploymentOptions) (_ *deployment, er
 	log := writer.New(p.now, rows.State)
 	guard := guard.New(log)
 	d := &deployment{dir: p.dir, rows: rows, log: log, guard: guard, reader: reader.New(log, guard), verifier: verify.NewLiveVerifier(log)}
-	database, err := openDatabase(ctx, p, offline.HookUnlessMarked(format.Hook(d.log.Commit)))
+	database, err := openDatabase(ctx, p, offline.HookUnlessMarked(format.Hook(d.log.Commit)), d.log.Spared)
 	if err != nil {
 		return nil, err
 	}
@@ -197,8 +197,14 @@ func eitherUse(vault, cluster sealingKeyUse) sealingKeyUse {
 	}
 }
 
-// openDatabase opens the store that the settings name.
-func openDatabase(ctx context.Context, p deploymentOptions, hook store.Hook) (store.Database, error) {
+// diskReserve is what the embedded database keeps on its volume for reads and removals on a full
+// disk: ten minutes of 100 reads a second, each of which leaves an entry of about 5.5 KB. A volume of
+// less than 5 GiB has a sixteenth.
+const diskReserve = 10 * 60 * 100 * 5500
+
+// openDatabase opens the store that the settings name. spared says which events go on while the disk
+// is full.
+func openDatabase(ctx context.Context, p deploymentOptions, hook store.Hook, spared func(event any) bool) (store.Database, error) {
 	if p.store.URL != "" {
 		s, err := postgres.Open(ctx, p.store.URL, postgres.Options{
 			Hook: hook, Observer: p.calls.ObserveCommit, Head: state.HeadKey, Logger: p.logger, Password: offline.Location{PasswordFile: p.store.PasswordFile}.Password(), Connections: p.store.Connections, PQRequired: p.pq,
@@ -216,7 +222,11 @@ func openDatabase(ctx context.Context, p deploymentOptions, hook store.Hook) (st
 	if err := os.MkdirAll(p.dir, 0o700); err != nil {
 		return nil, fmt.Errorf("making the data directory: %w", err)
 	}
-	s, err := bolt.Open(filepath.Join(p.dir, offline.DatabaseFile), bolt.Options{Hook: hook, Observer: p.calls.ObserveCommit, Logger: p.logger})
+	o := bolt.Options{Hook: hook, Observer: p.calls.ObserveCommit, Logger: p.logger}
+	if !p.dev { // the database of a development server stays small
+		o.Reserve, o.Spared = diskReserve, spared
+	}
+	s, err := bolt.Open(filepath.Join(p.dir, offline.DatabaseFile), o)
 	if err != nil {
 		return nil, fmt.Errorf("opening %s: %w", offline.DatabaseFile, err)
 	}

@@ -123,6 +123,14 @@ func (s *service) checks() []health.Check {
 	if s.certificate != nil {
 		checks = append(checks, health.Check{Name: "certificate", Scope: health.Replica, Stops: all, Ask: func(context.Context) error { return s.certificate() }})
 	}
+	if s.clock == nil {
+		checks = append(checks, health.Check{Name: "disk", Scope: health.Replica, Stops: []health.Class{health.Change}, Ask: func(ctx context.Context) error {
+			if u, err := s.store.Usage(ctx); err == nil && u.Reserved {
+				return errDiskFull
+			}
+			return nil // without an answer, the check of the store fails
+		}})
+	}
 	if s.clock != nil { // requests cannot be counted with a wrong time
 		checks = append(checks, health.Check{Name: "clock", Scope: health.Replica, Stops: all, Ask: func(ctx context.Context) error {
 			return ofItsOwn(s.clock.Fresh(ctx, clockAge))
@@ -130,6 +138,8 @@ func (s *service) checks() []health.Check {
 	}
 	return checks
 }
+
+var errDiskFull = fault.Outage(fault.ReasonSpace, "the disk of the database is full, and only reads and removals are served: free space or make the volume larger", nil)
 
 // clockAge is how old the last answer about the time may be. The clock asks more often by itself.
 const clockAge = 30 * time.Second

@@ -97,6 +97,21 @@ func (t EventType) ChangesVersion() bool {
 	return slices.Contains([]EventType{CredentialSealed, CredentialRotated, CredentialReencrypted}, t)
 }
 
+// changes are the events of which a full disk refuses the success, because what they record adds to
+// the store. Every other event records a read, a removal, a sign-in without which nobody could
+// remove anything, or what the service does by itself to get along.
+var changes = []EventType{
+	ChainStarted, SealingKeyCreated, SealingKeyRestored, KMSRewrapped, KMSKeyDestroyed,
+	TenantCreated, TenantActivated, TenantLimited, NamespaceMapped, APIKeyCreated, APIKeyApproved,
+	CredentialSealed, CredentialRotated, CredentialReencrypted, CredentialAdopted, KeyCreated, KeyRotated,
+	UserRegistered, EmailVerified, VerificationRequested, PasswordChanged, PasswordResetRequested, PasswordReset,
+	MemberInvited, MemberJoined, MemberChanged, DenialsAcknowledged, AccessReviewed, InventoryReviewed,
+}
+
+// IsChange reports whether a successful event of this type adds to what is stored, besides its
+// entry. Such an event is refused while the disk is full.
+func (t EventType) IsChange() bool { return slices.Contains(changes, t) }
+
 // Outcome is the result of an event.
 type Outcome string
 

@@ -213,7 +213,9 @@ func Keys(ring *keyring.Ring) prometheus.Collector {
 func Database(db store.Database) prometheus.Collector {
 	size := desc("latticekeep_store_bytes", "Size of the database file, or of the tables in PostgreSQL with their indexes.")
 	free := desc("latticekeep_store_free_bytes", "Part of the database file that the next commits use before it grows. Absent for PostgreSQL.")
-	return scraped{[]*prometheus.Desc{size, free}, func(ctx context.Context, to chan<- prometheus.Metric) {
+	reserve := desc("latticekeep_store_reserve_bytes", "What is left of the database file's reserve, from which reads and removals are served on a full disk. Absent for PostgreSQL.")
+	reserved := desc("latticekeep_store_reserved", "1 while the disk is full and changes are refused, otherwise 0. Absent for PostgreSQL.")
+	return scraped{[]*prometheus.Desc{size, free, reserve, reserved}, func(ctx context.Context, to chan<- prometheus.Metric) {
 		u, err := db.Usage(ctx)
 		if err != nil {
 			return
@@ -221,6 +223,12 @@ func Database(db store.Database) prometheus.Collector {
 		gauge(to, size, float64(u.Size))
 		if u.Free >= 0 {
 			gauge(to, free, float64(u.Free))
+			gauge(to, reserve, float64(u.Reserve))
+			low := 0.0
+			if u.Reserved {
+				low = 1
+			}
+			gauge(to, reserved, low)
 		}
 	}}
 }

@@ -92,6 +92,9 @@ type Database interface {
 type Usage struct {
 	Size int64 // size of the file, or of the tables with their indexes
 	Free int64 // part of Size that the next commits use before the database grows; -1: unknown
+
+	Reserve  int64 // what is left of the reserve for reads and removals on a full disk; 0: there is none
+	Reserved bool  // the disk is full, and changes are refused
 }
 
 // MaxKeySize is the length of the longest key in bytes.

@@ -40,6 +40,7 @@ type Log struct {
 	batches atomic.Bool // see [SignBatches]
 
 	heads      heads
+	denials    denials       // while the disk is full
 	state      *state.State  // nil: the log stands alone
 	stateEpoch atomic.Uint64 // epoch of the log when the state was read
 	Detector   *Detector
@@ -200,6 +201,20 @@ func (l *Log) Newest() uint64 {
 // OldestTime returns the time of the oldest entry that is in the database (see
 // [chain.Chain.OldestTime]).
 func (l *Log) OldestTime(ctx context.Context) (time.Time, error) { return l.Chain.OldestTime(ctx) }
+
+// Spared reports whether a full disk lets an event of the log go on: reads and removals, and a few
+// denials of each principal. Rows that the service changes without an entry go on, too. It is for
+// the store (bolt.Options).
+func (l *Log) Spared(e any) bool {
+	p, ok := e.(pending)
+	switch {
+	case !ok:
+		return true // a row's change, which is committed with its entry
+	case p.Outcome == audit.Success:
+		return !p.Type.IsChange()
+	}
+	return l.denials.take(string(p.Principal.Tenant)+" "+p.Principal.ID, l.Now())
+}
 
 // Progress returns the sequence of the newest entry, and the number of entries of each kind that
 // this process has committed. The counts are per process, for its metrics; the counts of several

@@ -64,11 +64,13 @@ const (
 
 // Options are the settings of [Open]; the zero value is ready to use.
 type Options struct {
-	Hook     store.Hook       // nil: no hook
-	Observer store.Observer   // nil: none
-	ReadOnly bool             // share the file with other readers; Update fails, and a file that fails is not reopened
-	Logger   *slog.Logger     // nil: discard
-	Now      func() time.Time // measures Views and hanging commits; nil: time.Now
+	Hook     store.Hook           // nil: no hook
+	Reserve  int64                // bytes kept for the closures that are spared on a full disk, at most a sixteenth of the volume; 0: none
+	Spared   func(event any) bool // whether closures with this event go on there, and all without one; required with Reserve. It must return at once
+	Observer store.Observer       // nil: none
+	ReadOnly bool                 // share the file with other readers; Update fails, and a file that fails is not reopened
+	Logger   *slog.Logger         // nil: discard
+	Now      func() time.Time     // measures Views and hanging commits; nil: time.Now
 
 	// For tests only. fault wraps every durable step and may fail before it, fail after it, or
 	// block. pace makes the scrubs faster.
@@ -122,7 +124,7 @@ func Open(path string, o Options) (*Store, error) {
 	}
 	s.writer = &writer{
 		path: path, opts: &s.opts, disk: d, queue: s.queue, views: s.views, scrubber: s.scrubber,
-		last: f, stopped: make(chan struct{}),
+		reserve: newReserve(path, o), last: f, stopped: make(chan struct{}),
 	}
 	if !o.ReadOnly {
 		s.writer.proved.Store(o.Now().UnixNano()) // the file has just been written
@@ -199,6 +201,8 @@ func (s *Store) Ready(ctx context.Context) error {
 	switch closed, healthy := s.views.state(); {
 	case closed:
 		return errClosed()
+	case s.writer.reserve.gone.Load():
+		return errNoRoom
 	case healthy:
 		now, proved := s.opts.Now(), s.writer.proved.Load()
 		if !s.opts.ReadOnly && now.Sub(time.Unix(0, proved)) > probeAfter && s.writer.proved.CompareAndSwap(proved, now.UnixNano()) {
@@ -231,6 +235,7 @@ func (s *Store) Usage(context.Context) (store.Usage, error) {
 	if err != nil {
 		return store.Usage{}, unavailable(fmt.Errorf("reading the size of the database: %w", err))
 	}
+	usage.Reserve, usage.Reserved = s.writer.reserve.left.Load(), s.writer.reserve.low.Load()
 	return usage, nil
 }
 

@@ -1,6 +1,7 @@
 package bolt
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -10,6 +11,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -142,13 +144,15 @@ func TestReadyProbesAnIdleStore(t *testing.T) {
 	var f faults
 	var skew atomic.Int64
 	s := open(t, filepath.Join(t.TempDir(), "db"), Options{fault: f.step, Now: func() time.Time { return time.Now().Add(time.Duration(skew.Load())) }})
+	settled := func() bool { return s.disk.busySince.Load() == 0 } // else the clock would make a commit hang
 	put(t, s, "a", nil)
 	before := s.Commits()
+	eventually(t, "the end of a commit", settled)
 	for range 2 { // the second one finds the result of the first
 		skew.Add(int64(probeAfter + time.Minute))
 		must(t, s.Ready(t.Context()))
 		before++
-		eventually(t, "a probe", func() bool { return s.Commits() == before })
+		eventually(t, "a probe", func() bool { return s.Commits() == before && settled() })
 	}
 	f.before.Store("commit", true)
 	must(t, s.Ready(t.Context()))
@@ -182,5 +186,167 @@ func TestTheFileIsNotSparse(t *testing.T) {
 		if size, allocated := blocks(); allocated < size {
 			t.Errorf("the file has %d bytes and blocks for %d", size, allocated)
 		}
+	})
+}
+
+// event is what the closures of these tests enqueue.
+type event struct{ removes bool }
+
+func withReserve(size int64) Options {
+	return Options{Reserve: size, Spared: func(e any) bool { return e.(event).removes }}
+}
+
+// record adds a row of the size of an entry. Only a removal is spared.
+func record(s *Store, key string, removes bool) error {
+	return s.Update(context.Background(), func(tx store.Tx) error {
+		tx.Enqueue(event{removes})
+		return tx.Put([]byte(key), marked("entry", 6<<10))
+	})
+}
+
+// fillUntilReserved fills the disk and writes until changes are refused. It returns the number of
+// rows.
+func fillUntilReserved(t *testing.T, s *Store) (rows int) {
+	t.Helper()
+	for {
+		err := record(s, fmt.Sprint("change/", rows), false)
+		if err != nil {
+			wantKind(t, err, fault.Unavailable)
+			return rows
+		}
+		if rows++; rows > 10000 {
+			t.Fatal("changes are never refused")
+		}
+	}
+}
+
+func TestTheReserveServesOnAFullDisk(t *testing.T) {
+	eachDisk(t, func(t *testing.T, dir string) {
+		path := filepath.Join(dir, "db")
+		s := open(t, path, withReserve(1<<30)) // a sixteenth of 32 MiB, less what the file system takes
+		usage := func() store.Usage {
+			t.Helper()
+			u, err := s.Usage(t.Context())
+			must(t, err)
+			return u
+		}
+		put(t, s, "first", nil)
+		reserve := usage().Reserve
+		if reserve < 1<<20 || reserve > 2<<20 || usage().Reserved {
+			t.Fatalf("%+v at first", usage())
+		}
+		free := disktest.Fill(t, dir)
+		changes := fillUntilReserved(t, s)
+		must(t, s.Ready(t.Context()))
+		if u := usage(); !u.Reserved || u.Reserve < reserve/2 {
+			t.Errorf("%+v when changes are refused", u)
+		}
+		must(t, record(s, "removal/first", true))
+		wantKind(t, record(s, "large", false), fault.Unavailable)
+
+		// The process ends, and the next one finds the disk as full.
+		must(t, s.Close())
+		s = open(t, path, withReserve(1<<30))
+		removals := 1
+		for {
+			must(t, s.Ready(t.Context()))
+			wantKind(t, record(s, "after the start", false), fault.Unavailable)
+			if err := record(s, fmt.Sprint("removal/", removals), true); err != nil {
+				wantKind(t, err, fault.Unavailable)
+				break
+			}
+			if removals++; removals > 1000 {
+				t.Fatal("the reserve is endless")
+			}
+		}
+		if removals < 50 {
+			t.Errorf("the reserve held %d entries", removals)
+		}
+		before := s.Commits()
+		for range 3 {
+			wantKind(t, s.Ready(t.Context()), fault.Unavailable)
+			wantKind(t, record(s, "nothing goes on", true), fault.Unavailable)
+		}
+		if s.Commits() != before {
+			t.Error("a commit was tried that could not fit")
+		}
+		if got := contents(t, s); len(got) != 1+changes+removals {
+			t.Errorf("%d rows, want %d", len(got), 1+changes+removals)
+		}
+
+		free()
+		eventually(t, "a change after the disk had room", func() bool { return record(s, "change/after", false) == nil })
+		must(t, s.Ready(t.Context()))
+		if u := usage(); u.Reserved || u.Reserve != reserve {
+			t.Errorf("%+v after the disk had room, want a reserve of %d", u, reserve)
+		}
+		must(t, s.Close())
+		sound(t, path)
+	})
+}
+
+// What removals free inside the file is room, too, even if the disk stays full.
+func TestRemovalsEndTheReserve(t *testing.T) {
+	eachDisk(t, func(t *testing.T, dir string) {
+		s := open(t, filepath.Join(dir, "db"), withReserve(1<<30))
+		put(t, s, "large", make([]byte, 10<<20))
+		disktest.Fill(t, dir)
+		fillUntilReserved(t, s)
+		must(t, s.Update(t.Context(), func(tx store.Tx) error {
+			tx.Enqueue(event{removes: true})
+			return tx.Delete([]byte("large"))
+		}))
+		eventually(t, "a change after a removal", func() bool { return record(s, "change/after", false) == nil })
+	})
+}
+
+// A process that is killed while it uses the reserve loses nothing, and the next one has the rest.
+func TestAKillInTheReserveLosesNothing(t *testing.T) {
+	const child = "LATTICEKEEP_TEST_RESERVE"
+	if path := os.Getenv(child); path != "" {
+		s, err := Open(path, withReserve(1<<30))
+		must(t, err)
+		for i := 0; ; i++ {
+			if err := record(s, fmt.Sprint("removal/", i), true); err != nil {
+				t.Fatal(err)
+			}
+			fmt.Println("done", i)
+		}
+	}
+	eachDisk(t, func(t *testing.T, dir string) {
+		path := filepath.Join(dir, "db")
+		s := open(t, path, withReserve(1<<30))
+		disktest.Fill(t, dir)
+		changes := fillUntilReserved(t, s)
+		must(t, s.Close())
+
+		self, err := os.Executable()
+		must(t, err)
+		killed := exec.CommandContext(t.Context(), self, "-test.run=^TestAKillInTheReserveLosesNothing$")
+		killed.Env = append(os.Environ(), child+"="+path)
+		out, err := killed.StdoutPipe()
+		must(t, err)
+		must(t, killed.Start())
+		done := 0
+		for lines := bufio.NewScanner(out); lines.Scan(); {
+			if strings.HasPrefix(lines.Text(), "done ") {
+				if done++; done == 20 {
+					must(t, killed.Process.Kill())
+				}
+			}
+		}
+		if err := killed.Wait(); done < 20 {
+			t.Fatalf("%d removals were recorded: %v", done, err)
+		}
+
+		s = open(t, path, withReserve(1<<30))
+		if got := contents(t, s); len(got) < changes+done || len(got) > changes+done+1 {
+			t.Errorf("%d rows of %d changes and %d removals", len(got), changes, done)
+		}
+		must(t, s.Ready(t.Context()))
+		must(t, record(s, "removal/after", true))
+		wantKind(t, record(s, "change/after", false), fault.Unavailable)
+		must(t, s.Close())
+		sound(t, path)
 	})
 }

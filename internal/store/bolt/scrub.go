@@ -3,8 +3,11 @@ package bolt
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"os"
 	"sync"
 	"time"
 )
@@ -133,6 +136,24 @@ func (s *scrubber) finish() {
 	}
 }
 
+// writtenTail lists the pages after the last one in use that something was written to. The others
+// are the reserve, which is too long to be read each time.
+func (m meta) writtenTail(f *os.File) (pages []uint64, err error) {
+	next := m.high
+	for {
+		begin, end, err := nextData(f, int64(next)*m.pageSize)
+		if errors.Is(err, io.EOF) {
+			return pages, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("looking for bytes after the last page: %w", err)
+		}
+		for next = max(next, uint64(begin/m.pageSize)); int64(next)*m.pageSize < end; next++ {
+			pages = append(pages, next)
+		}
+	}
+}
+
 // wipe zeroes the free pages while transaction txid is open.
 func (s *scrubber) wipe(f *file, txid int) error {
 	m, err := newestMeta(f.File)
@@ -151,9 +172,11 @@ func (s *scrubber) wipe(f *file, txid int) error {
 		return fmt.Errorf("reading file size: %w", err)
 	}
 	if s.tail {
-		for id := m.high; int64(id)*m.pageSize < info.Size(); id++ {
-			free = append(free, id)
+		tail, err := m.writtenTail(f.File)
+		if err != nil {
+			return err
 		}
+		free = append(free, tail...)
 	}
 	if s.unsynced == nil {
 		s.unsynced = make(map[uint64]struct{})

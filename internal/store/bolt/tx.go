@@ -135,6 +135,7 @@ type tx struct {
 	after  []func() // called after the commit
 	broken error    // set when bbolt panicked: the transaction must not be committed
 	bytes  int      // length of the keys and values that were put
+	room   int64    // what fitted on the disk when the group began
 }
 
 // change is one write with the value that it replaced.

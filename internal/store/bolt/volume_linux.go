@@ -2,7 +2,9 @@ package bolt
 
 import (
 	"errors"
+	"io"
 	"os"
+	"slices"
 	"syscall"
 )
 
@@ -15,4 +17,40 @@ func allocate(f *os.File, from, to int64) error {
 			return err // EOPNOTSUPP and ENOSYS are errors.ErrUnsupported
 		}
 	}
+}
+
+// writesAnew are the file systems that write a block to a new place each time, by their magic
+// numbers (statfs(2)): there, allocated blocks promise nothing. What is below an overlay is unknown.
+var writesAnew = []uint32{
+	0x9123683e, // btrfs
+	0x2fc12fc1, // ZFS
+	0xca451a4e, // bcachefs
+	0xf2f52010, // F2FS
+	0x794c7630, // overlay
+}
+
+// volume returns the size of path's volume, the bytes that this process may still use, and whether
+// blocks that are allocated are kept for their file.
+func volume(path string) (size, free int64, keeps bool, err error) {
+	var fs syscall.Statfs_t
+	if err := syscall.Statfs(path, &fs); err != nil {
+		return 0, 0, false, os.NewSyscallError("statfs", err)
+	}
+	return int64(fs.Blocks) * fs.Bsize, int64(fs.Bavail) * fs.Bsize, !slices.Contains(writesAnew, uint32(fs.Type)), nil
+}
+
+// blocks returns the size of the blocks of a file.
+func blocks(info os.FileInfo) int64 { return info.Sys().(*syscall.Stat_t).Blocks * 512 }
+
+// nextData returns the beginning of the data of f at or after from, and their end. Allocated bytes
+// that were never written are no data. It returns io.EOF when there are no more.
+func nextData(f *os.File, from int64) (begin, end int64, err error) {
+	const seekData, seekHole = 3, 4
+	if begin, err = f.Seek(from, seekData); errors.Is(err, syscall.ENXIO) {
+		return 0, 0, io.EOF
+	}
+	if err == nil {
+		end, err = f.Seek(begin, seekHole)
+	}
+	return begin, end, err
 }

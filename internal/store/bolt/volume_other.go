@@ -4,8 +4,27 @@ package bolt
 
 import (
 	"errors"
+	"io"
 	"os"
 )
 
-// allocate does nothing: production runs on Linux.
+// Production runs on Linux. Elsewhere there is no reserve.
+
 func allocate(*os.File, int64, int64) error { return errors.ErrUnsupported }
+
+func volume(string) (size, free int64, keeps bool, err error) {
+	return 0, 0, false, errors.ErrUnsupported
+}
+
+func blocks(info os.FileInfo) int64 { return info.Size() }
+
+func nextData(f *os.File, from int64) (begin, end int64, err error) {
+	info, err := f.Stat()
+	if err == nil && from >= info.Size() {
+		err = io.EOF
+	}
+	if err != nil {
+		return 0, 0, err
+	}
+	return from, info.Size(), nil
+}

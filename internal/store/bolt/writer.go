@@ -30,6 +30,7 @@ type writer struct {
 	queue    *queue
 	views    *views
 	scrubber *scrubber
+	reserve  *reserve
 	copying  atomic.Pointer[changedKeys] // keys that the running copy has yet to read; nil when no copy is running
 	commits  atomic.Uint64
 	proved   atomic.Int64 // Unix nanoseconds at which a commit last succeeded, or a healthy store was last sent a probe
@@ -52,6 +53,8 @@ func (w *writer) write() {
 		case <-w.views.left:
 		case <-w.retry:
 			w.retry = nil
+		case <-w.reserve.again:
+			w.reserve.again = nil
 		case <-w.scrubber.resting:
 			w.scrubber.resting = nil
 		case <-w.scrubber.patience:
@@ -66,6 +69,7 @@ func (w *writer) write() {
 			return
 		}
 		w.mend()
+		w.refill()
 		w.wipeFreed()
 	}
 }
@@ -115,6 +119,9 @@ func (w *writer) runClosures(g *group) error {
 		m := t.mark()
 		r.turn <- struct{}{}
 		<-g.back
+		if r.err == nil {
+			r.err = w.admit(t, m)
+		}
 		if r.err != nil {
 			t.undo(m)
 		}
@@ -151,7 +158,9 @@ func (w *writer) begin() (*tx, error) {
 	if err != nil {
 		return nil, unavailable(err)
 	}
-	return &tx{bolt: b, reader: reader{data: data, check: func() error { return nil }}}, nil
+	t := &tx{bolt: b, reader: reader{data: data, check: func() error { return nil }}}
+	t.room = w.lookForRoom(b.Size(), t.growth())
+	return t, nil
 }
 
 // beginWrite starts a write transaction. If that fails, it takes the file out of use.
@@ -176,7 +185,7 @@ func (w *writer) rollback(tx *bbolt.Tx) error {
 // long as commits fail, each one is a probe: a small commit may fit where an entry does not.
 func (w *writer) commit(t *tx, probe bool) error {
 	defer w.disk.busy()()
-	if err := w.disk.durably("grow", func() error { return w.last.makeRoom(t) }); err != nil {
+	if err := w.fits(t); err != nil {
 		w.views.failed.Store(true)
 		w.opts.Logger.Error("committing failed", "error", err)
 		return unavailable(errors.Join(err, w.rollback(t.bolt))) // nothing was written: the file stays open
