@@ -3,16 +3,36 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
+	"time"
+)
+
+const (
+	chart         = "charts/latticekeep"
+	values        = "hack/e2e/values.yaml"
+	foreignValues = "hack/e2e/another-user.yaml"
+	manifests     = "hack/e2e/manifests/"
+	plain         = "config/samples/database-secret.plain"
+
+	system   = "latticekeep-system" // namespace of the product
+	shop     = "shop"               // namespace of its users
+	archive  = "archive"            // a namespace that is deleted and restored
+	sample   = "database"           // a credential of the shop
+	waitArg  = "--timeout=5m"       // a machine that also compiles is slow
+	waitTime = 5 * time.Minute
 )
 
 // A cluster is the Kubernetes cluster in which the steps run.
 type cluster struct {
 	dir, kubeconfig   string
+	saved             string // folder of what a user keeps outside of the cluster
 	helm, latticekeep string // programs
 	own               bool
 	out               *transcript
@@ -26,9 +46,12 @@ func (c *cluster) do(ctx context.Context, command ...string) (string, error) {
 	return out, err
 }
 
-// run runs kubectl, helm or latticekeep as the cluster's administrator. It returns the whole
-// output, which an error contains as well.
+// run runs kubectl, helm or latticekeep as the cluster's administrator. As in a shell, environment
+// variables may stand before the program. It returns the whole output, which an error contains as
+// well.
 func (c *cluster) run(ctx context.Context, stdin string, command ...string) (string, error) {
+	words := slices.IndexFunc(command, func(word string) bool { return !strings.Contains(word, "=") })
+	environment, command := command[:words], command[words:]
 	program := command[0]
 	switch program {
 	case "helm":
@@ -39,6 +62,7 @@ func (c *cluster) run(ctx context.Context, stdin string, command ...string) (str
 	cmd := exec.CommandContext(ctx, program, command[1:]...)
 	// The user's caches and settings are left alone.
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.kubeconfig, "HOME="+filepath.Join(c.dir, "home"), "KUBECACHEDIR="+filepath.Join(c.dir, "cache"))
+	cmd.Env = append(cmd.Env, environment...)
 	cmd.Stdin = strings.NewReader(stdin)
 	var both, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &both, &stderr
@@ -119,4 +143,74 @@ func (c *cluster) state() string {
 		state.WriteString(c.trouble())
 	}
 	return state.String()
+}
+
+// fingerprints returns those of the key that signs sealing keys, and of the log. It reads the line
+// that the server prints once it serves.
+func (c *cluster) fingerprints(ctx context.Context) (identity, chain string, err error) {
+	log, err := c.run(ctx, "", "kubectl", "logs", "latticekeep-0", "--namespace", system)
+	if err != nil {
+		return "", "", err
+	}
+	for line := range strings.Lines(log) {
+		var ready struct{ Identity, Chain string }
+		if json.Unmarshal([]byte(line), &ready) == nil && ready.Identity != "" {
+			c.out.hide(ready.Identity, "<identity>")
+			c.out.hide(ready.Chain, "<chain>")
+			return ready.Identity, ready.Chain, nil
+		}
+	}
+	return "", "", errors.New("the server has not printed its identity")
+}
+
+// save runs a command and keeps its output in a file outside of the cluster.
+func (c *cluster) save(ctx context.Context, file string, command ...string) error {
+	out, err := c.run(ctx, "", command...)
+	c.out.console(quote(command)+" >"+file, "")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(c.saved, file), []byte(out), 0o600)
+}
+
+// sealFor seals the plain sample for a namespace into a file.
+func (c *cluster) sealFor(ctx context.Context, namespace, file string) error {
+	identity, _, err := c.fingerprints(ctx)
+	if err != nil {
+		return err
+	}
+	return c.save(ctx, file, strings.Fields("latticekeep seal --filename "+plain+" --namespace "+namespace+" --type database --ttl-days 30 --from-cluster --identity "+identity)...)
+}
+
+// all runs commands without quoted words, one after the other.
+func (c *cluster) all(ctx context.Context, commands ...string) error {
+	for _, command := range commands {
+		if _, err := c.do(ctx, strings.Fields(command)...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// refused runs a command that the cluster has to refuse because of latticekeep.
+func (c *cluster) refused(ctx context.Context, stdin, command string, prefix ...string) error {
+	words := strings.Fields(command)
+	out, err := c.run(ctx, stdin, words...)
+	c.out.console(strings.Join(prefix, "")+quote(words), out)
+	if err == nil {
+		return fmt.Errorf("%s was not refused", command)
+	}
+	if !strings.Contains(out, "sealedcredentials.latticekeep.dev\" denied the request") && !strings.Contains(out, "'latticekeep-adopt' with binding 'latticekeep-adopt' denied request") {
+		return fmt.Errorf("it was neither our webhook nor our policy that refused it: %w", err)
+	}
+	return nil
+}
+
+// nothing runs a command that must print no line.
+func (c *cluster) nothing(ctx context.Context, command string) error {
+	out, err := c.do(ctx, strings.Fields(command)...)
+	if err == nil && strings.TrimSpace(out) != "" {
+		err = fmt.Errorf("still there: %s", out)
+	}
+	return err
 }

@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -21,6 +22,7 @@ func TestTranscriptIsTheSameOnEachRunAndShowsNoSecret(t *testing.T) {
 		{"curl", "Bearer eyJhbGciOiJSUzI1NiJ9.eyJhdWQiOiJ4In0.c2ln-_x\n", "Bearer <token>\n"},
 		{"kubectl get -o json", "cred_mfrggzdfmztwq2lknnwg23tpoa 00c18e09-1ac1-4a3d-8389-90bf59abbcbd", "<credential>                    <uid>\n"},
 		{"helm test", "head: 3 " + strings.Repeat("0f", 32) + "\n", "head: <sequence> <hash>\n"},
+		{"latticekeep backup verify", "ok: a.backup: 311 rows, taken 2026-11-21T15:21:00Z\nits log up to head 24 " + strings.Repeat("0f", 32) + " and all its rows hold\n", "ok: a.backup: <count> rows, taken <time>\nits log up to head <sequence> <hash> and all its rows hold\n"},
 		{"helm test", "ok: 4 entries, 1 to 14\ncheckpoint: entry 14 is in the tree of 18 entries, epoch 1\n", "ok: 4 entries, 1 to <sequence>\ncheckpoint: entry <sequence> is in the tree of <size> entries, epoch 1\n"},
 		{"kubectl logs", "SHA-256 " + strings.Repeat("0f", 32), "SHA-256 " + strings.Repeat("0f", 32) + "\n"},
 		{"seal --identity 1f0c", "/tmp/latticekeep-e2e-17/data", "<folder>/data\n"},
@@ -41,6 +43,13 @@ func TestTranscriptIsTheSameOnEachRunAndShowsNoSecret(t *testing.T) {
 		}
 		if written, err := os.ReadFile(file); err != nil || string(written) != want {
 			t.Errorf("the file is %q (%v), want %q", written, err, want)
+		}
+		next := newTranscript(io.Discard)
+		if err := errors.Join(next.resume(file), next.write(file)); err != nil {
+			t.Fatal(err)
+		}
+		if written, err := os.ReadFile(file); err != nil || string(written) != want {
+			t.Errorf("resumed, the file is %q (%v), want %q", written, err, want)
 		}
 	}
 }
@@ -111,5 +120,26 @@ func files(t *testing.T, archive []byte) map[string]entry {
 			t.Fatal(err)
 		}
 		entries[header.Name] = entry{header.Name, header.Mode, data}
+	}
+}
+
+func TestValuesAreComparedWithThoseOfBeforeTheMove(t *testing.T) {
+	before := held{"cred_a", "digest"}
+	for _, tc := range []struct {
+		before, now held
+		want        string
+	}{
+		{before, before, keptEntry},
+		{held{"cred_a", ""}, held{"cred_a", ""}, keptEntry},
+		{before, held{"cred_b", "digest"}, keptValues},
+		{before, held{"", "digest"}, onlySecret},
+		{before, held{"", ""}, noValues},
+		{before, held{"cred_b", "another"}, newValues},
+		{before, held{"cred_a", "another"}, newValues},
+		{held{"cred_a", ""}, held{"cred_b", ""}, newValues},
+	} {
+		if got := compared(tc.before, tc.now); got != tc.want {
+			t.Errorf("%v after %v is %q, want %q", tc.now, tc.before, got, tc.want)
+		}
 	}
 }

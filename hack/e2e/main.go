@@ -4,7 +4,8 @@
 // the transcript.
 //
 // The cluster is the one of E2E_KUBECONFIG, into which E2E_LOAD loads the images, or a node of its
-// own that lives as long as this program.
+// own. That node is then lost twice: each chapter has a node, and with it a cluster, that ends with
+// the chapter.
 package main
 
 import (
@@ -24,6 +25,9 @@ type options struct {
 	latticekeep, workload, helm string // programs
 	assets                      string // folder with the control plane's programs, for our own node
 	transcript                  string // written only after all steps succeed
+	// Of a chapter on a node of its own:
+	chapter string
+	saved   string // folder that outlives the node
 }
 
 func main() {
@@ -33,6 +37,8 @@ func main() {
 	flag.StringVar(&o.helm, "helm", "bin/tools/helm", "`path` of helm")
 	flag.StringVar(&o.assets, "assets", "", "`folder` of kube-apiserver, kubelet and the like")
 	flag.StringVar(&o.transcript, "transcript", "", "`path` of the transcript to write")
+	flag.StringVar(&o.chapter, "chapter", chapters[0], "`name` of the part to play; set by this program itself")
+	flag.StringVar(&o.saved, "saved", "", "`folder` that goes from chapter to chapter; set by this program itself")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
@@ -45,7 +51,7 @@ func main() {
 func run(ctx context.Context, o options) (err error) {
 	kubeconfig, dir := os.Getenv("E2E_KUBECONFIG"), os.Getenv(insideNode)
 	if kubeconfig == "" && dir == "" {
-		return onOwnNode(ctx)
+		return onOwnNodes(ctx, o)
 	}
 	own := kubeconfig == ""
 	if !own {
@@ -56,6 +62,7 @@ func run(ctx context.Context, o options) (err error) {
 		if kubeconfig, err = filepath.Abs(kubeconfig); err != nil {
 			return err
 		}
+		o.saved = dir
 	}
 	images := []string{filepath.Join(dir, "latticekeep.tar"), filepath.Join(dir, "workload.tar")}
 	if err := errors.Join(
@@ -64,7 +71,8 @@ func run(ctx context.Context, o options) (err error) {
 	); err != nil {
 		return err
 	}
-	c := &cluster{dir: dir, kubeconfig: kubeconfig, helm: o.helm, latticekeep: o.latticekeep, own: own, out: newTranscript(os.Stdout)}
+	c := &cluster{dir: dir, saved: o.saved, kubeconfig: kubeconfig, helm: o.helm, latticekeep: o.latticekeep, own: own, out: newTranscript(os.Stdout)}
+	c.out.hide(o.saved+"/", "")
 	c.out.hide(dir, "<folder>")
 	if own {
 		fmt.Fprintln(os.Stderr, "starting a node…")
@@ -80,7 +88,12 @@ func run(ctx context.Context, o options) (err error) {
 		}
 		defer func() { err = errors.Join(err, c.leave()) }()
 	}
-	if err := c.play(ctx); err != nil {
+	if o.chapter != chapters[0] {
+		if err := c.out.resume(o.transcript); err != nil {
+			return err
+		}
+	}
+	if err := c.play(ctx, o.chapter); err != nil {
 		if ctx.Err() != nil {
 			return errors.New("interrupted")
 		}
@@ -90,6 +103,30 @@ func run(ctx context.Context, o options) (err error) {
 		return nil
 	}
 	return c.out.write(o.transcript)
+}
+
+// onOwnNodes plays one chapter after the other, each on a new node. What a user would still have
+// after losing a cluster is in one folder, with the transcript.
+func onOwnNodes(ctx context.Context, o options) (err error) {
+	saved, err := os.MkdirTemp("", "latticekeep-e2e-saved-")
+	if err != nil {
+		return fmt.Errorf("making a temporary directory: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(saved)) }()
+	text := filepath.Join(saved, "transcript.md")
+	for _, chapter := range chapters {
+		if err := onOwnNode(ctx, "-chapter", chapter, "-saved", saved, "-transcript", text); err != nil {
+			return err
+		}
+	}
+	if o.transcript == "" {
+		return nil
+	}
+	whole, err := os.ReadFile(text)
+	if err != nil {
+		return fmt.Errorf("reading the transcript: %w", err)
+	}
+	return os.WriteFile(o.transcript, whole, 0o644)
 }
 
 // load loads the images into an external cluster. It runs the command in E2E_LOAD with the path of

@@ -54,9 +54,9 @@ var nodeFolders = []string{"/var/lib/kubelet", "/var/lib/cni"}
 // node's directory.
 const insideNode = "LATTICEKEEP_E2E_NODE"
 
-// onOwnNode runs this program again inside a node's namespaces, and removes the remains when it has
-// ended.
-func onOwnNode(ctx context.Context) (err error) {
+// onOwnNode runs this program again inside a node's namespaces, with more arguments, and removes the
+// remains when it has ended.
+func onOwnNode(ctx context.Context, args ...string) (err error) {
 	dir, err := os.MkdirTemp("", "latticekeep-e2e-")
 	if err != nil {
 		return fmt.Errorf("making the node's directory: %w", err)
@@ -74,7 +74,7 @@ func onOwnNode(ctx context.Context) (err error) {
 		}
 	}
 
-	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+	cmd := exec.Command("/proc/self/exe", slices.Concat(os.Args[1:], args)...)
 	cmd.Env = append(os.Environ(), insideNode+"="+dir)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: nodeNamespaces, Setpgid: true, Pdeathsig: syscall.SIGKILL}
@@ -129,6 +129,10 @@ func (n *node) mount(context.Context) error {
 	if err := syscall.Mount("proc", "/proc", "proc", syscall.MS_NOSUID|syscall.MS_NODEV|syscall.MS_NOEXEC, ""); err != nil {
 		return fmt.Errorf("mounting /proc: %w", err)
 	}
+	resolver, err := filepath.EvalSymlinks("/etc/resolv.conf") // often it is in /run
+	if err != nil {
+		return err
+	}
 	for _, folder := range append([]string{"/run", "/var/log"}, nodeFolders...) {
 		own := n.path(strings.ReplaceAll(folder[1:], "/", "-"))
 		if err := os.Mkdir(own, 0o755); err != nil {
@@ -136,6 +140,21 @@ func (n *node) mount(context.Context) error {
 		}
 		if err := syscall.Mount(own, folder, "", syscall.MS_BIND, ""); err != nil {
 			return fmt.Errorf("mounting over %s: %w", folder, err)
+		}
+	}
+	// The steps find Services by their names, as a machine in the cluster's network would.
+	nameserver := []byte("nameserver " + nodeIP + "\n")
+	if strings.HasPrefix(resolver, "/run/") {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(resolver), 0o755), os.WriteFile(resolver, nameserver, 0o644)); err != nil {
+			return err
+		}
+	} else {
+		own := n.path("resolv.conf")
+		if err := os.WriteFile(own, nameserver, 0o644); err != nil {
+			return err
+		}
+		if err := syscall.Mount(own, resolver, "", syscall.MS_BIND, ""); err != nil {
+			return fmt.Errorf("mounting over %s: %w", resolver, err)
 		}
 	}
 	for _, volume := range []string{"data", "kms"} { // volumes in manifests/volumes.yaml, owned by the image's user

@@ -10,7 +10,7 @@ import (
 
 const insideNode = "LATTICEKEEP_E2E_NODE"
 
-func onOwnNode(context.Context) error {
+func onOwnNode(context.Context, ...string) error {
 	return errors.New("a node needs Linux, not " + runtime.GOOS + ": set E2E_KUBECONFIG to the kubeconfig of a cluster that may be changed")
 }
 

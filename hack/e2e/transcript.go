@@ -52,6 +52,9 @@ var varying = []struct {
 	{pattern: regexp.MustCompile(`\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:?\d\d)?`), instead: "<time>"},
 	{pattern: regexp.MustCompile(`\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b`), instead: "<uid>"},
 	{pattern: regexp.MustCompile(`(?m)^head: \d+ [0-9a-f]{64}$`), instead: "head: <sequence> <hash>"}, // printed by `latticekeep audit verify`
+	// Printed by `latticekeep backup` and `latticekeep restore`.
+	{pattern: regexp.MustCompile(`\bhead \d+ [0-9a-f]{64}\b`), instead: "head <sequence> <hash>"},
+	{pattern: regexp.MustCompile(`\b\d+ rows\b`), instead: "<count> rows"},
 	// How far the log has grown when `latticekeep audit verify` reads it.
 	{pattern: regexp.MustCompile(`(?m)\b1 to \d+$`), instead: "1 to <sequence>"},
 	{pattern: regexp.MustCompile(`(?m)^checkpoint: entry \d+ is in the tree of \d+ entries`), instead: "checkpoint: entry <sequence> is in the tree of <size> entries"},
@@ -73,6 +76,16 @@ func (t *transcript) redact(text string) string {
 		})
 	}
 	return trailing.ReplaceAllString(text, "")
+}
+
+// resume begins with what the chapters before wrote.
+func (t *transcript) resume(path string) error {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return fmt.Errorf("reading the transcript so far: %w", err)
+	}
+	t.text.Write(text)
+	return nil
 }
 
 func (t *transcript) write(path string) error {
