@@ -2,11 +2,13 @@ package connections
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
 	"testing"
 	"time"
 
@@ -92,7 +94,8 @@ func (c client) ask(path string) {
 // wantEnded fails unless the server has closed the connection.
 func (c client) wantEnded() {
 	c.t.Helper()
-	if n, err := c.Read(make([]byte, 1)); n != 0 || err == nil {
+	_ = c.SetReadDeadline(time.Now().Add(time.Minute)) // cannot fail: the connection is open
+	if n, err := c.Read(make([]byte, 1)); n != 0 || err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 		c.t.Error("the connection goes on")
 	}
 }
