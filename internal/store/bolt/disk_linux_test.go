@@ -17,6 +17,8 @@ import (
 	"testing"
 	"time"
 
+	bbolt "go.etcd.io/bbolt"
+
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/test/disktest"
@@ -145,9 +147,21 @@ func TestReadyProbesAnIdleStore(t *testing.T) {
 	var skew atomic.Int64
 	s := open(t, filepath.Join(t.TempDir(), "db"), Options{fault: f.step, Now: func() time.Time { return time.Now().Add(time.Duration(skew.Load())) }})
 	settled := func() bool { return s.disk.busySince.Load() == 0 } // else the clock would make a commit hang
+	probe := func() (row string) {
+		must(t, s.writer.last.view(func(tx *bbolt.Tx) error {
+			if b := tx.Bucket([]byte(bucketProbe)); b != nil {
+				row = string(b.Get([]byte(keyProbe)))
+			}
+			return nil
+		}))
+		return row
+	}
 	put(t, s, "a", nil)
 	before := s.Commits()
 	eventually(t, "the end of a commit", settled)
+	if probe() != "" {
+		t.Error("a commit of a healthy store was a probe")
+	}
 	for range 2 { // the second one finds the result of the first
 		skew.Add(int64(probeAfter + time.Minute))
 		must(t, s.Ready(t.Context()))
@@ -159,8 +173,16 @@ func TestReadyProbesAnIdleStore(t *testing.T) {
 	skew.Add(int64(probeAfter + time.Minute))
 	must(t, s.Ready(t.Context()))
 	eventually(t, "the failure of a probe", func() bool { return s.Ready(t.Context()) != nil })
+	eventually(t, "the end of a commit", settled)
+	last := probe()
+	if len(last) != probeSize {
+		t.Errorf("a probe of %d bytes", len(last))
+	}
 	f.before.Clear()
 	must(t, s.Ready(t.Context()))
+	if next := probe(); len(next) != probeSize || next == last {
+		t.Error("after a failure, a commit was no probe")
+	}
 }
 
 // What the file has grown by has blocks, so a full disk shows at the growth.
@@ -349,4 +371,39 @@ func TestAKillInTheReserveLosesNothing(t *testing.T) {
 		must(t, s.Close())
 		sound(t, path)
 	})
+}
+
+// What is below an overlay is unknown, so there the reserve is a threshold of what is free.
+func TestTheReserveIsAThresholdWhereBlocksAreNotKept(t *testing.T) {
+	below := disktest.Mount(t, disktest.Tmpfs, 32<<20)
+	dir := filepath.Join(t.TempDir(), "overlay")
+	must(t, os.Mkdir(dir, 0o700))
+	layers := map[string]string{}
+	for _, layer := range []string{"lowerdir", "upperdir", "workdir"} {
+		layers[layer] = filepath.Join(below, layer)
+		must(t, os.Mkdir(layers[layer], 0o700))
+	}
+	options := fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", layers["lowerdir"], layers["upperdir"], layers["workdir"])
+	if out, err := exec.CommandContext(t.Context(), "mount", "-t", "overlay", "-o", options, "overlay", dir).CombinedOutput(); err != nil {
+		t.Skipf("an overlay cannot be mounted here: %v: %s", err, out)
+	}
+	t.Cleanup(func() {
+		if out, err := exec.Command("umount", dir).CombinedOutput(); err != nil {
+			t.Errorf("unmounting: %v: %s", err, out)
+		}
+	})
+	s := open(t, filepath.Join(dir, "db"), withReserve(1<<30))
+	must(t, record(s, "change/before", false))
+
+	other := filepath.Join(below, "other")
+	for size := int64(24 << 20); record(s, "change", false) == nil; size += 256 << 10 {
+		if size > 32<<20 {
+			t.Fatal("changes are never refused")
+		}
+		must(t, os.WriteFile(other, make([]byte, size), 0o600))
+	}
+	must(t, s.Ready(t.Context()))
+	must(t, record(s, "removal", true))
+	must(t, os.Remove(other))
+	eventually(t, "a change after the disk had room", func() bool { return record(s, "change/after", false) == nil })
 }
