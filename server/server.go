@@ -224,7 +224,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	h := s.listener(s.engine)
 	h.RegisterOnShutdown(s.gate.EndStreams)
 	h.RegisterOnShutdown(func() { s.ending.Store(true) })
-	return serve(ctx, h, l)
+	return serve(ctx, h, l, drainTimeout)
 }
 
 // ServeOperations serves /healthz, /readyz and /metrics on l until ctx ends, and closes l. End ctx
@@ -237,7 +237,7 @@ func (s *Server) ServeOperations(ctx context.Context, l net.Listener) error {
 	if s.config.Profiling {
 		profile(engine)
 	}
-	return serve(ctx, s.listener(engine), l)
+	return serve(ctx, s.listener(engine), l, drainTimeout)
 }
 
 // profile adds the profiles of the process, such as its stacks. They show no value in memory.
@@ -285,7 +285,8 @@ func (l connectionLog) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-func serve(ctx context.Context, h *http.Server, l net.Listener) error {
+// serve answers on l until ctx ends, and then waits for the requests in flight, with patience.
+func serve(ctx context.Context, h *http.Server, l net.Listener, patience time.Duration) error {
 	failed := make(chan error, 1)
 	go func() { failed <- h.Serve(l) }()
 	select {
@@ -293,10 +294,15 @@ func serve(ctx context.Context, h *http.Server, l net.Listener) error {
 		return fmt.Errorf("serving HTTP: %w", err)
 	case <-ctx.Done():
 	}
-	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTimeout)
+	drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 	defer cancel()
-	if err := h.Shutdown(drain); err != nil {
-		return fmt.Errorf("finishing requests in flight: %w", errors.Join(err, h.Close()))
+	err := h.Shutdown(drain)
+	if errors.Is(err, context.DeadlineExceeded) { // a stalled upload is no failure of the server
+		h.ErrorLog.Printf("the server ends: requests that did not finish within %s are broken off", patience)
+		err = nil
+	}
+	if err := errors.Join(err, h.Close()); err != nil {
+		return fmt.Errorf("finishing requests in flight: %w", err)
 	}
 	return nil
 }

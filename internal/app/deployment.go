@@ -135,6 +135,9 @@ func openDeployment(ctx context.Context, p deploymentOptions) (_ *deployment, er
 		p.logger.WarnContext(ctx, "created a new deployment in an empty database: if that is not intended, stop the server and check store.url or dataDir",
 			"chain", d.log.Fingerprint())
 	}
+	if !p.dev && !p.evidence.hasAnchors() {
+		p.logger.WarnContext(ctx, "no checkpoint is kept outside of the database: an old copy of it that is put back is not noticed; set audit.anchor.bucket")
+	}
 	if err := p.evidence.openAnchors(ctx, d.log, d.guard, p.logger, p.now); err != nil {
 		return nil, err
 	}

@@ -63,9 +63,11 @@ func Dev(ctx context.Context, c DevConfig) (err error) {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
-	if err := checkListen(ctx, c.Listen); err != nil {
-		return err
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", c.Listen) // before anything is made
+	if err != nil {
+		return fmt.Errorf("listening: %w", err)
 	}
+	defer l.Close()
 	if c.DataDir == "" {
 		if c.DataDir, err = os.MkdirTemp("", "latticekeep-"); err != nil {
 			return fmt.Errorf("making a data directory: %w", err)
@@ -100,10 +102,6 @@ func Dev(ctx context.Context, c DevConfig) (err error) {
 		return err
 	}
 	s.tenants = map[string]authz.TenantID{"default": tenant}
-	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", c.Listen)
-	if err != nil {
-		return fmt.Errorf("listening: %w", err)
-	}
 	line := DevReady{BaseURL: "http://" + l.Addr().String(), TenantID: tenant, APIKey: key, DataDir: c.DataDir}
 	line.DashboardURL = line.BaseURL                                 // the dashboard is at the root
 	limits := gate.Limits{Registrations: 1000, Patience: c.Patience} // scripts that experiment register often

@@ -94,6 +94,11 @@ func (p *evidence) openAnchors(ctx context.Context, log *writer.Log, guard *guar
 	return nil
 }
 
+// hasAnchors reports whether checkpoints are kept outside of the database.
+func (p *evidence) hasAnchors() bool {
+	return p.cluster != nil && p.Anchor.ConfigMap != "" || p.Anchor.Bucket != ""
+}
+
 // openArchive opens the archive, unless entries stay in the database for ever.
 func (p *evidence) openArchive(ctx context.Context, s *service) error {
 	if p.Retention.Keep == 0 {

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -33,6 +34,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/objects"
 	"github.com/latticekeep/latticekeep/internal/offline"
 	"github.com/latticekeep/latticekeep/internal/quota"
+	"github.com/latticekeep/latticekeep/internal/store/postgres"
 	"github.com/latticekeep/latticekeep/server"
 	"github.com/latticekeep/latticekeep/server/gate"
 )
@@ -58,14 +60,24 @@ func Serve(ctx context.Context, c config.Config, stdout, stderr io.Writer) (err 
 	p := &production{config: c, handshakes: newHandshakeCounter()}
 	defer func() { err = errors.Join(err, p.end()); endLog(err) }()
 	defer ignoreHangups(logger)()
-	if err := p.loadRuntime(ctx, logger); err != nil {
+	if err := p.configure(ctx, logger); err != nil {
 		return err
 	}
 	l, err := p.listen(ctx)
 	if err != nil {
 		return err
 	}
-	return p.serve(ctx, l, stdout)
+	if err := p.openMeanwhile(ctx, l); err != nil {
+		err = errors.Join(err, l.Close(), p.closeOperations())
+		if ctx.Err() != nil { // it ended while it waited
+			return nil
+		}
+		return err
+	}
+	p.bounded = connections.Listen(l, connections.Options{
+		Most: connections.Most(), PerAddress: maxSourceConnections, Trusted: p.config.Proxies(),
+	})
+	return p.serve(ctx, p.bounded, stdout)
 }
 
 // production is a server that is built from a configuration.
@@ -86,9 +98,8 @@ func (p *production) end() error {
 	return errors.Join(errs...)
 }
 
-// loadRuntime creates everything that the server needs before it listens. The parts that need no
-// store come first, so a wrong configuration changes nothing.
-func (p *production) loadRuntime(ctx context.Context, logger *slog.Logger) (err error) {
+// configure creates the parts that need no store, so that a wrong configuration changes nothing.
+func (p *production) configure(ctx context.Context, logger *slog.Logger) (err error) {
 	if p.config.DataDir != "" {
 		if p.config.DataDir, err = filepath.Abs(p.config.DataDir); err != nil { // scripts may run in another folder
 			return fmt.Errorf("finding the data directory: %w", err)
@@ -106,14 +117,45 @@ func (p *production) loadRuntime(ctx context.Context, logger *slog.Logger) (err 
 	if err := p.configureTLS(ctx); err != nil {
 		return err
 	}
-	if err := checkKeyFilesOutside(p.config); err != nil {
-		return err
-	}
-	if err := errors.Join(checkListen(ctx, p.config.Listen), checkListen(ctx, p.config.Operations.Listen)); err != nil {
-		return err
-	}
-	return p.open(ctx)
+	return checkKeyFilesOutside(p.config)
 }
+
+// openMeanwhile opens the deployment while the listeners answer that the server starts. It waits for
+// PostgreSQL as long as it takes: a process that ended instead would be started again and again, with
+// pauses that outlast the outage.
+func (p *production) openMeanwhile(ctx context.Context, l *net.TCPListener) (err error) {
+	var waiting atomic.Pointer[error]
+	meanwhile := server.NewStarting(l, p.encryption, p.operationsListener(), func() error {
+		if reason := waiting.Load(); reason != nil {
+			return *reason
+		}
+		return errors.New("the database is being opened")
+	})
+	defer func() { err = errors.Join(err, meanwhile.End()) }()
+	for pause, last := firstWait, ""; ; pause = min(2*pause, lastWait) {
+		err := p.open(ctx)
+		if err == nil || p.deployment != nil || !postgres.IsAbsent(err) {
+			return err
+		}
+		waiting.Store(&err)
+		if text := err.Error(); text != last {
+			last = text
+			attrs := []any{"err", err, "listen", l.Addr().String()}
+			if p.operations != nil {
+				attrs = append(attrs, "operations", "http://"+p.operations.Addr().String())
+			}
+			p.logger.Warn("PostgreSQL does not answer yet; waiting for it", attrs...)
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// The pauses between attempts to reach PostgreSQL at the start grow from firstWait to lastWait.
+const firstWait, lastWait = 250 * time.Millisecond, 2 * time.Second
 
 // configureService sets up tracing, time, and the settings of e-mail, backups and evidence.
 func (p *production) configureService(ctx context.Context, logger *slog.Logger) (err error) {
@@ -210,35 +252,35 @@ func (p *production) open(ctx context.Context) (err error) {
 	return p.identity.FirstSystemKey(ctx, func(key string) error { return p.deliverSystemKey(ctx, c, key) })
 }
 
-// checkListen fails if the address cannot be listened on, so that nothing is created for a server that
-// cannot start. The listener itself is opened once there is something to serve. An empty address needs
-// none.
-func checkListen(ctx context.Context, address string) error {
-	if address == "" {
-		return nil
-	}
-	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
-	if err != nil {
-		return fmt.Errorf("listening: %w", err)
-	}
-	return l.Close()
-}
-
-// listen opens the listener for requests, and the one for operations if it is configured.
-func (p *production) listen(ctx context.Context) (net.Listener, error) {
-	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", p.config.Listen)
+// listen opens the listener for requests, and the one for operations if it is configured. It comes
+// before the database, so that nothing is created for a server whose address is in use.
+func (p *production) listen(ctx context.Context) (*net.TCPListener, error) {
+	l, err := listenTCP(ctx, p.config.Listen)
 	if err != nil {
 		return nil, fmt.Errorf("listening: %w", err)
 	}
-	p.bounded = connections.Listen(l, connections.Options{
-		Most: connections.Most(), PerAddress: maxSourceConnections, Trusted: p.config.Proxies(),
-	})
 	if p.config.Operations.Listen != "" {
-		if p.operations, err = (&net.ListenConfig{}).Listen(ctx, "tcp", p.config.Operations.Listen); err != nil {
+		operations, err := listenTCP(ctx, p.config.Operations.Listen)
+		if err != nil {
 			return nil, fmt.Errorf("listening for operations: %w", errors.Join(err, l.Close()))
 		}
+		p.operations = operations
 	}
-	return p.bounded, nil
+	return l, nil
+}
+
+func listenTCP(ctx context.Context, address string) (*net.TCPListener, error) {
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	return l.(*net.TCPListener), nil
+}
+
+// operationsListener returns the listener for operations before it is served, or nil.
+func (p *production) operationsListener() *net.TCPListener {
+	l, _ := p.operations.(*net.TCPListener)
+	return l
 }
 
 // serve serves on l until ctx ends, and prints the ready line.

@@ -1,10 +1,14 @@
 package cli
 
 import (
+	"context"
+	"encoding/json"
+	"io"
 	"net/http"
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/latticekeep/latticekeep/test/kmstest"
 	"github.com/latticekeep/latticekeep/test/machine"
@@ -108,6 +112,97 @@ func TestReadinessTellsOutagesOfTheKMSFromWrongCredentials(t *testing.T) {
 	}
 	s.probe(operations).want(t, "all calls", http.StatusOK, "\nlatticekeep_unavailable_total{reason=\"kms\"} 6\n")
 	stop()
+}
+
+// A server that starts without PostgreSQL waits for it, alive and not ready. When it is told to end
+// meanwhile, it ends with status 0.
+func TestAServerWaitsForPostgreSQLAtItsStart(t *testing.T) {
+	server := pgtest.Start(t)
+	s := newSite(t, closed+"operations: {listen: '127.0.0.1:0'}\nstore: {url: '"+server.URL()+"'}\n")
+	s.replace(closed, closed+"compliance: {reports: 'file://"+s.path("reports")+"'}\n")
+	s.replace("dataDir: "+s.path("data"), "")
+	must(t, server.Kill())
+
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	begin := func() (listen, operations string) {
+		s.log = machine.Log{}
+		go func() {
+			cmd := Command()
+			cmd.SetArgs([]string{"server", "--config", s.file})
+			cmd.SetOut(io.Discard)
+			cmd.SetErr(&s.log)
+			ended <- cmd.ExecuteContext(ctx)
+		}()
+		patience := time.After(time.Minute)
+		for {
+			for text := range strings.Lines(s.log.String()) {
+				var line struct{ Msg, Listen, Operations string }
+				if json.Unmarshal([]byte(text), &line) == nil && strings.HasPrefix(line.Msg, "PostgreSQL does not answer yet") {
+					return line.Listen, line.Operations
+				}
+			}
+			select {
+			case err := <-ended:
+				t.Fatal("it ended:", err)
+			case <-patience:
+				t.Fatal("it does not say that it waits:", s.log.String())
+			case <-time.After(10 * time.Millisecond):
+			}
+		}
+	}
+	begin()
+	stop()
+	if err := <-ended; err != nil {
+		t.Error("a server that waits was told to end:", err)
+	}
+	ctx, stop = context.WithCancel(t.Context())
+	defer stop()
+	listen, operations := begin()
+	if status, body := s.ask(s.client(), "GET", operations+"/healthz", "", ""); status != http.StatusOK {
+		t.Error("not alive:", status, body)
+	}
+	ready, list := s.ask(s.client(), "GET", operations+"/readyz?verbose", "", "")
+	if ready != http.StatusServiceUnavailable || !strings.Contains(list, "[-]start failed (replica; stops read and change): store.url: the database cannot be opened") {
+		t.Error(ready, list)
+	}
+	if status, body := s.ask(s.client(), "GET", "https://"+listen+"/api/v2/vault/list", "k", ""); status != http.StatusServiceUnavailable || !strings.Contains(body, "the server is starting") {
+		t.Error(status, body)
+	}
+	must(t, server.Restart())
+	for patience := time.After(time.Minute); ready != http.StatusOK; {
+		select {
+		case <-patience:
+			t.Fatal("it does not start:", s.log.String())
+		case <-time.After(50 * time.Millisecond):
+			ready, _ = s.ask(s.client(), "GET", operations+"/readyz", "", "")
+		}
+	}
+	if status, body := s.ask(s.client(), "POST", "https://"+listen+"/api/v2/system/tenants", s.systemKey(), `{"name":"shop"}`); status != http.StatusCreated {
+		t.Error(status, body)
+	}
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+// Without an anchor, a database that is put back is not noticed. Every start says so.
+func TestAStartWithoutAnchorsWarns(t *testing.T) {
+	s := newSite(t, closed)
+	for n := 1; n <= 2; n++ {
+		_, stop := s.serve()
+		stop()
+		if told := strings.Count(s.log.String(), "no checkpoint is kept outside of the database"); told != n {
+			t.Errorf("told %d times in %d starts", told, n)
+		}
+	}
+	s = newSite(t, closed+"audit: {anchor: {bucket: 'file://"+t.TempDir()+"'}}\n")
+	_, stop := s.serve()
+	stop()
+	if strings.Contains(s.log.String(), "no checkpoint is kept") {
+		t.Error("there is an anchor")
+	}
 }
 
 // All replicas lose PostgreSQL together, and say so without leaving their Service.

@@ -2,6 +2,8 @@ package postgres
 
 import (
 	"errors"
+	"io"
+	"net"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -60,6 +62,18 @@ func kindOf(err error) (k kind, ok bool) {
 		return f.kind, true
 	}
 	return broken, false
+}
+
+// IsAbsent reports whether [Open] failed because no server answers there that takes sessions: the
+// network does not reach one, or it is starting, stopping or full. A wrong password, name or setting
+// is not that.
+func IsAbsent(err error) bool {
+	if pe := (*pgconn.PgError)(nil); errors.As(err, &pe) {
+		class := pe.Code[:min(2, len(pe.Code))]
+		return class == "57" || class == "53" || class == "08"
+	}
+	var ne net.Error
+	return errors.Is(err, fault.ReasonStore) && (errors.As(err, &ne) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF))
 }
 
 // answer returns the error that callers get for a failure of the database.
