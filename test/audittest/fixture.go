@@ -8,7 +8,6 @@ import (
 	"compress/gzip"
 	"context"
 	"crypto/rand"
-	"encoding/binary"
 	"fmt"
 	"io"
 	mrand "math/rand/v2"
@@ -526,17 +525,14 @@ func OnAllCores(n int, do func(i int)) {
 // Entries returns the whole log.
 func (f *Fixture) Entries() (all []*audit.Entry) {
 	f.T.Helper()
-	for key := range f.RowsOf(audit.EntryRange) {
-		err := f.Store.View(context.Background(), func(r store.Reader) error {
-			e, err := entries.Read(r, binary.BigEndian.Uint64([]byte(key)[len(key)-8:]))
-			all = append(all, e)
-			return err
-		})
-		if err != nil {
-			f.T.Fatal(err)
-		}
+	err := entries.ScanAll(context.Background(), f.Store, audit.EntryRange, func(row entries.Row) error {
+		e, err := DecodeRow(row.Row, row.Batch)
+		all = append(all, e)
+		return err
+	})
+	if err != nil {
+		f.T.Fatal(err)
 	}
-	slices.SortFunc(all, func(a, b *audit.Entry) int { return int(a.Sequence) - int(b.Sequence) })
 	return all
 }
 

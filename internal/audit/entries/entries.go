@@ -1,6 +1,10 @@
 // Package entries reads the entries of the log from the store. It is the only place that knows in
 // which rows an entry lies, so that everybody else deals with the row of one entry, as package audit
-// describes it. It verifies nothing.
+// describes it. A new entry has a row of its own. Once it is closed, a [Block] moves it into a row
+// with its neighbours, a pack, which takes less of the store. An entry is in one of the two.
+//
+// The package verifies nothing. The row that comes out of a pack is the one that went in, so it is
+// verified as before.
 package entries
 
 import (
@@ -14,10 +18,21 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// ReadRow returns the row of an entry, and nil if the entry does not exist. The row is valid only
-// inside the closure of r.
+// ReadRow returns the row of an entry, and nil if the entry does not exist. The row is empty if it is
+// in a pack and damaged. It is valid only inside the closure of r.
 func ReadRow(r store.Reader, sequence uint64) ([]byte, error) {
 	row, err := r.Get(audit.EntryKey(sequence))
+	if err == nil && row == nil && sequence > 0 && sequence <= audit.MaxInteger {
+		block, place := blockOf(sequence)
+		var b []byte
+		if b, err = r.Get(PackKey(block)); b != nil {
+			p, damaged := decode(b)
+			if damaged != nil {
+				return []byte{}, err
+			}
+			row = p.row(place)
+		}
+	}
 	if err != nil {
 		return nil, fmt.Errorf("reading an audit entry: %w", err)
 	}
@@ -25,10 +40,33 @@ func ReadRow(r store.Reader, sequence uint64) ([]byte, error) {
 }
 
 // Scan calls visit for the row of each entry in a range of [audit.EntryRange], in the order of the
-// keys, until visit returns false. Keys and rows are valid only inside the closure of r. visit must
-// not write.
+// keys, until visit returns false. A row of a pack that is damaged is empty. A pack that cannot be
+// decoded at all is one such row, of its first sequence in the range. Keys and rows are valid only
+// inside the closure of r. visit must not write.
 func Scan(r store.Reader, rng store.Range, visit func(key, row []byte) bool) error {
-	return r.Scan(rng, visit)
+	c := newPackCursor(r, rng)
+	var bad error
+	more := true
+	packedBefore := func(key []byte) { // nil: all of them
+		for more && bad == nil {
+			var sequence uint64
+			sequence, bad = c.peek()
+			at := audit.EntryKey(sequence)
+			if sequence == 0 || bad != nil || key != nil && (bytes.Compare(at, key) < 0) == rng.Reverse {
+				return
+			}
+			more = visit(at, c.take(sequence))
+		}
+	}
+	err := r.Scan(rng, func(key, row []byte) bool {
+		packedBefore(key)
+		more = more && bad == nil && visit(key, row)
+		return more
+	})
+	if err == nil {
+		packedBefore(nil)
+	}
+	return errors.Join(err, bad)
 }
 
 // ReadRows returns copies of the row of an entry and of the row of its group. The row is nil if the
@@ -103,11 +141,14 @@ func ReadNewest(r store.Reader) (newest uint64, err error) {
 	rows := audit.EntryRange
 	rows.Reverse = true
 	err = Scan(r, rows, func(key, _ []byte) bool {
-		newest = audit.SequenceOf(bytes.TrimPrefix(key, rows.From))
+		newest = keySequence(key)
 		return false
 	})
 	return newest, err
 }
+
+// keySequence returns the sequence that the key of an entry's row names.
+func keySequence(key []byte) uint64 { return audit.SequenceOf(key[len(audit.EntryRange.From):]) }
 
 // Exist reports whether a range of [audit.EntryRange] has an entry.
 func Exist(r store.Reader, rng store.Range) (found bool, err error) {

@@ -339,11 +339,8 @@ func (c *Cutter) segment(ctx context.Context, s *audit.Segment, o verify.Options
 // cleanRows is the maximum number of entries that one transaction removes.
 const cleanRows = 256
 
-// removeEntry removes an entry and the rows that only it needs. All older entries must be gone.
-func removeEntry(tx store.Tx, key, row []byte) error {
-	if err := tx.Delete(key); err != nil {
-		return err
-	}
+// removeDerived removes the rows that only an entry needs. All older entries must be gone.
+func removeDerived(tx store.Tx, row []byte) error {
 	if first, ok := audit.RowBatch(row); ok && binary.BigEndian.Uint32(row[13:])+1 == binary.BigEndian.Uint32(row[9:]) {
 		if err := tx.Delete(audit.BatchKey(first)); err != nil { // last entry of its group
 			return err
@@ -429,16 +426,9 @@ func (c *Cutter) removeArchived(ctx context.Context, made uint64) error {
 			if err != nil {
 				return err
 			}
-			to = min(to, made)
-			n := 0
-			var bad error
-			err = tx.Scan(store.Range{From: audit.EntryRange.From, To: audit.EntryKey(to + 1)}, func(key, row []byte) bool {
-				bad = removeEntry(tx, bytes.Clone(key), bytes.Clone(row))
-				n++
-				return bad == nil && n < cleanRows
-			})
+			n, err := entries.Remove(tx, min(to, made), cleanRows, func(_, row []byte) error { return removeDerived(tx, row) })
 			more = n == cleanRows
-			return errors.Join(err, bad)
+			return err
 		})
 		if err != nil {
 			return fmt.Errorf("removing entries that are in the archive: %w", err)

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"hash/maphash"
+	"math/bits"
 	mrand "math/rand/v2"
 	"strings"
 	"sync"
@@ -173,10 +174,9 @@ func (v *victim) sequenceIn(r audit.Row) (from, to uint64) {
 	at := func(rng store.Range) uint64 { return binary.BigEndian.Uint64(r.Key[len(rng.From):]) }
 	switch {
 	case bytes.HasPrefix(r.Key, audit.EntryRange.From):
-		if at(audit.EntryRange) == v.epoch { // a damaged acceptance does not say what was lost
-			return v.lostFrom, v.epoch
-		}
-		return exactly(at(audit.EntryRange))
+		return v.entryAt(at(audit.EntryRange))
+	case bytes.HasPrefix(r.Key, entries.PackRange.From):
+		return v.entryAt(packedAt(r, 0))
 	case bytes.HasPrefix(r.Key, audit.BatchRange.From):
 		return exactly(at(audit.BatchRange))
 	case bytes.HasPrefix(r.Key, audit.EpochRange.From):
@@ -185,6 +185,14 @@ func (v *victim) sequenceIn(r audit.Row) (from, to uint64) {
 		return exactly(audit.SequenceOf(r.Value))
 	}
 	return 0, 0
+}
+
+// entryAt returns the range of sequences at which a change of an entry may be reported.
+func (v *victim) entryAt(sequence uint64) (from, to uint64) {
+	if sequence == v.epoch { // a damaged acceptance does not say what was lost
+		return v.lostFrom, v.epoch
+	}
+	return sequence, sequence
 }
 
 // Single-bit flips at 10,000 places in all rows of the log, including keys, are reported at the
@@ -200,7 +208,41 @@ func TestEachFlippedBitIsReported(t *testing.T) {
 			samples = 500
 		}
 		v.flips(t, samples)
+		v.pack()
+		v.flips(t, samples)
 	})
+}
+
+// pack packs the entries but for some of the last block, so that the rows of a group and the
+// acceptance of a loss are in packs, and the head is not.
+func (v *victim) pack() {
+	v.T.Helper()
+	change := func(tx store.Tx) error { return audittest.PackUpTo(tx, v.head-3) }
+	v.Memory = v.With(change)
+	if v.raw != nil {
+		if err := v.raw.Update(context.Background(), change); err != nil {
+			v.T.Fatal(err)
+		}
+	}
+}
+
+// packedAt returns the sequence of the entry that a byte of a pack belongs to: the first one of the
+// pack for a byte that belongs to all.
+func packedAt(r audit.Row, at int) uint64 {
+	block := binary.BigEndian.Uint64(r.Key[len(entries.PackRange.From):])
+	places := binary.BigEndian.Uint32(r.Value[1:])
+	first := block*entries.BlockSize + 1 + uint64(bits.TrailingZeros32(places))
+	lengths, end := r.Value[5:], 5+4*bits.OnesCount32(places)
+	if at < end {
+		return first
+	}
+	for ; places != 0; places &= places - 1 {
+		if end += int(binary.BigEndian.Uint32(lengths)); at < end {
+			return block*entries.BlockSize + 1 + uint64(bits.TrailingZeros32(places))
+		}
+		lengths = lengths[4:]
+	}
+	panic("not a byte of the pack")
 }
 
 func (v *victim) flips(t *testing.T, samples int) {
@@ -243,6 +285,9 @@ func (v *victim) flips(t *testing.T, samples int) {
 		}
 		err := v.verifyWith(func(tx store.Tx) error { return cmp.Or(tx.Delete(old.Key), tx.Put(key, value)) })
 		from, to := v.sequenceIn(old)
+		if packed := bytes.HasPrefix(old.Key, entries.PackRange.From); packed && f.at >= len(key) {
+			from, to = v.entryAt(packedAt(old, f.at-len(key)))
+		}
 		if f.at < len(key) { // the row is missing here, and may replace another one there
 			from, to = 1, cmp.Or(to, v.head+1)
 			if overwritten > 0 {
@@ -272,6 +317,8 @@ func TestEachMissingRowIsReported(t *testing.T) {
 		if v.raw != nil {
 			every = 17
 		}
+		v.missing(t, every)
+		v.pack()
 		v.missing(t, every)
 	})
 }
@@ -315,6 +362,8 @@ func (v *victim) ahead(t *testing.T) {
 		"an epoch":                         audit.EpochKey(3),
 		"a signature of a group":           audit.BatchKey(v.head - 1),
 		"an entry":                         audit.EntryKey(v.head + 1),
+		"a pack":                           entries.PackKey(v.head),
+		"a pack of no sequences":           entries.PackKey(1 << 60),
 		"an index row":                     audit.TenantKey(string(audittest.TenantA), 9999),
 		"a credential's current version":   audit.CurrentKey(string(audittest.TenantA), "cred_c"),
 		"something that is not of the log": []byte("audit/zzz"),

@@ -67,7 +67,7 @@ func Store(ctx context.Context, s store.Store, o Options) (Report, error) {
 	}
 	// The checks below run even if a checkpoint covers more entries than exist, because a derived
 	// row may be wrong at an earlier sequence.
-	for _, check := range []func() error{w.checkHead, w.findStrayRows, w.checkTilesBelowBase, w.compareCurrentRows, w.findStrayBatches, w.findStrayTiles, w.findStraySummaries, w.compareEpochRows, w.checkSegments} {
+	for _, check := range []func() error{w.checkHead, w.findStrayRows, w.checkTilesBelowBase, w.compareCurrentRows, w.findStrayPacks, w.findStrayBatches, w.findStrayTiles, w.findStraySummaries, w.compareEpochRows, w.checkSegments} {
 		if err := check(); err != nil {
 			return Report{}, err
 		}
@@ -328,6 +328,7 @@ var rowRanges = []store.Range{
 	audit.EntryRange,
 	audit.EpochRange,
 	audit.KeyRange(audit.HeadKey),
+	entries.PackRange,
 	audit.SummaryRange,
 	audit.TenantRange,
 	audit.TileRange,
@@ -643,6 +644,21 @@ func (w *storeWalk) compareCurrentRows() error {
 	}
 	for _, missing := range known {
 		w.suspect(missing.Sequence, "the log no longer names a credential's current version, which this entry made")
+	}
+	return nil
+}
+
+// findStrayPacks looks for packs where no reader of entries looks. The entries in all other packs were
+// checked like those with rows of their own.
+func (w *storeWalk) findStrayPacks() error {
+	err := audit.ScanAll(w.ctx, w.store, entries.PackRange, func(key, _ []byte) error {
+		if !entries.IsPackKey(key) {
+			w.suspect(w.Head.Sequence, "a pack of entries stands where none belongs")
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("reading the packs of entries: %w", err)
 	}
 	return nil
 }

@@ -79,26 +79,33 @@ func TestTamperingWithTheStoreIsReported(t *testing.T) {
 		}},
 	}
 	audittest.OnBothStores(t, func(t *testing.T, newFixture func(testing.TB) *audittest.Fixture) {
-		for name, c := range cases {
-			t.Run(name, func(t *testing.T) {
-				f := newFixture(t)
-				f.Record(audit.Event{Type: audit.TenantCreated, Outcome: audit.Success, Principal: audittest.Principal(audittest.TenantB)})
-				f.Sealed(audittest.TenantB, "cred_sealed", "1", strings.Repeat("0", 64))
-				f.Fill(18)
-				if _, err := f.Verify(); err != nil {
-					t.Fatal("whole at first:", err)
-				}
-				alter(f, c.change)
-				_, err := f.Verify()
-				broken, ok := audit.IsBroken(err)
-				if !ok {
-					t.Fatalf("not reported: %v", err)
-				}
-				if broken.Sequence != c.first {
-					t.Errorf("reported at %d (%s), want %d", broken.Sequence, broken.Reason, c.first)
-				}
-			})
-		}
+		audittest.OfBothKinds(t, func(t *testing.T, packed bool) {
+			for name, c := range cases {
+				t.Run(name, func(t *testing.T) {
+					f := newFixture(t)
+					f.Record(audit.Event{Type: audit.TenantCreated, Outcome: audit.Success, Principal: audittest.Principal(audittest.TenantB)})
+					f.Sealed(audittest.TenantB, "cred_sealed", "1", strings.Repeat("0", 64))
+					f.Fill(18)
+					change := c.change
+					if packed {
+						f.Put(func(tx store.Tx) error { return audittest.PackUpTo(tx, 21) })
+						change = func(tx store.Tx) error { return c.change(audittest.UnpackedTx{Tx: tx}) }
+					}
+					if _, err := f.Verify(); err != nil {
+						t.Fatal("whole at first:", err)
+					}
+					alter(f, change)
+					_, err := f.Verify()
+					broken, ok := audit.IsBroken(err)
+					if !ok {
+						t.Fatalf("not reported: %v", err)
+					}
+					if broken.Sequence != c.first {
+						t.Errorf("reported at %d (%s), want %d", broken.Sequence, broken.Reason, c.first)
+					}
+				})
+			}
+		})
 	})
 }
 

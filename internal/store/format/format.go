@@ -26,13 +26,17 @@ import (
 
 // Formats of this program.
 const (
-	Reads  = 2 // newest format that this program reads; it reads all older ones too
-	Writes = 2 // newest format that this program writes; at most Reads
+	Reads  = 3 // newest format that this program reads; it reads all older ones too
+	Writes = 3 // newest format that this program writes; at most Reads
 
 	// State is the format of a store whose rows are bound to the log: a program that does not bind
 	// what it writes must not write there, and one that does not know the rows of the state would
 	// take a row that was put back for a right one.
 	State = 2
+
+	// Packs is the format of a store with packs of entries (package entries): a program that does not
+	// know them takes the entries in them for lost.
+	Packs = 3
 )
 
 // Row is the key of the row.
@@ -213,6 +217,9 @@ func raiseDeployment(tx store.Tx) error {
 	var members map[string]json.RawMessage
 	if json.Unmarshal(row, &members) != nil || members["format"] == nil {
 		return fault.New(fault.Internal, "the row that names the deployment is damaged: restore a backup")
+	}
+	if string(members["format"]) == strconv.Itoa(DeploymentRaised) {
+		return nil // a later raise needs no entry about a row that decides
 	}
 	members["format"] = json.RawMessage(strconv.Itoa(DeploymentRaised))
 	if row, err = json.Marshal(members); err != nil {
