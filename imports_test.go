@@ -105,7 +105,7 @@ var ours = map[string]string{
 	"internal/audit/guard":         "internal/audit internal/audit/writer internal/authz internal/store internal/fault",
 	"internal/audit/verify":        "internal/audit internal/audit/chain internal/audit/entries internal/audit/writer internal/authz internal/dualsig internal/store internal/frame internal/fault",
 	"internal/audit/reader":        "internal/audit internal/audit/chain internal/audit/entries internal/audit/guard internal/audit/verify internal/audit/writer internal/authz internal/dualsig internal/store internal/fault",
-	"internal/audit/keeper":        "internal/audit internal/audit/chain internal/audit/entries internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/authz internal/dualsig internal/objects internal/store internal/fault",
+	"internal/audit/keeper":        "internal/store/format internal/audit internal/audit/chain internal/audit/entries internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/authz internal/dualsig internal/objects internal/store internal/fault",
 	"internal/compliance":          "internal/audit internal/audit/verify internal/authz internal/fault",
 	"internal/compliance/assessor": "internal/compliance internal/audit internal/audit/guard internal/audit/reader internal/audit/verify internal/authz internal/store internal/frame internal/fault",
 	"internal/compliance/report":   "internal/compliance internal/audit internal/dualsig internal/authz internal/fault",

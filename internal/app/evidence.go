@@ -16,6 +16,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/internal/config"
 	"github.com/latticekeep/latticekeep/internal/objects"
+	"github.com/latticekeep/latticekeep/internal/store/format"
 )
 
 // evidence holds the parts that prove the log to others, and the facts that scores use.
@@ -131,11 +132,18 @@ func (p *evidence) expireReports(ctx context.Context) error {
 	return err
 }
 
-// run follows, verifies, anchors and archives the log until ctx ends.
+// run follows, verifies, anchors, packs and archives the log until ctx ends.
 func (p *evidence) run(ctx context.Context, s *service, g interface{ Go(func() error) }) {
 	g.Go(func() error { writer.NewFollower(s.log).KeepFollowing(ctx, s.logger); return nil })
 	g.Go(func() error { s.verifier.KeepVerified(ctx, p.Verification, s.logger); return nil })
 	g.Go(func() error { p.keeper.Keep(ctx); return nil })
+	packer := &keeper.Packer{Log: s.log, Logger: s.logger, Ready: func(ctx context.Context) (bool, error) {
+		if !s.rows.State.Complete() {
+			return false, nil // an earlier release may still be writing
+		}
+		return s.store.ReplicasRead(ctx, format.Packs)
+	}}
+	g.Go(func() error { packer.Keep(ctx); return nil })
 	if p.archive != nil {
 		g.Go(func() error { p.archive.run(ctx); return nil })
 	}

@@ -1,5 +1,6 @@
 // Package keeper keeps the log beyond its database: an [AnchorKeeper] writes checkpoints to
-// anchors and compares the log with them, and a [Cutter] moves old entries to an archive.
+// anchors and compares the log with them, and a [Cutter] moves old entries to an archive. A [Packer]
+// makes the ones that stay smaller.
 package keeper
 
 import (
