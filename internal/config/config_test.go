@@ -268,6 +268,7 @@ func TestWhatIsUnknownIsNamed(t *testing.T) {
 	}{
 		"a key":               {minimal + "lisen: x", "", "line 9: there is no key lisen"},
 		"a key below another": {minimal + "tls:\n  cert: x", "", "line 10: there is no key cert"},
+		"a duration":          {minimal + "sealing: {keyLifetime: 5 min}", "", "line 9: `5 min` is not a duration: give one such as 30s, 5m or 24h"},
 		"a key in capitals":   {minimal + "Listen: 127.0.0.1:1", "", "no key Listen"},
 		"a key twice":         {minimal + "dataDir: /x", "", "already defined"},
 		"a second document":   {minimal + "---\nlisten: x", "", "more than one document"},

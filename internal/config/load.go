@@ -44,6 +44,8 @@ func Load(path string, environ []string, flags map[string]string) (Config, error
 	return s, nil
 }
 
+var wrongDuration = regexp.MustCompile("cannot unmarshal !!\\w+ (.+) into time\\.Duration")
+
 var unknownField = regexp.MustCompile(`field (\S+) not found in type \S+`)
 
 func (s *Config) readYAML(text []byte) error {
@@ -55,6 +57,7 @@ func (s *Config) readYAML(text []byte) error {
 	}
 	if wrong := new(yaml.TypeError); errors.As(err, &wrong) {
 		text := unknownField.ReplaceAllString(strings.Join(wrong.Errors, "\n"), "there is no key $1 here")
+		text = wrongDuration.ReplaceAllString(text, "$1 is not a duration: give one such as 30s, 5m or 24h")
 		return errors.New(text)
 	} else if err != nil {
 		return err
