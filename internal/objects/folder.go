@@ -124,13 +124,10 @@ func (f *folder) check() error {
 
 // put writes an object under a temporary name and syncs it before it renames it.
 func (f *folder) put(ctx context.Context, name string, data []byte) error {
-	if err := errors.Join(f.check(), f.leadsNowhere(name)); err != nil {
+	if err := f.prepare(name); err != nil {
 		return err
 	}
 	path := filepath.Join(f.path, filepath.FromSlash(name))
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return err
-	}
 	temp, err := durable.WriteTemp(path, filepath.Base(path)+".*"+temporary, 0o600, data)
 	if err != nil {
 		return err
@@ -142,6 +139,14 @@ func (f *folder) put(ctx context.Context, name string, data []byte) error {
 		return errors.Join(err, os.Remove(temp))
 	}
 	return f.sync(name)
+}
+
+// prepare creates the folder that an object is in.
+func (f *folder) prepare(name string) error {
+	if err := errors.Join(f.check(), f.leadsNowhere(name)); err != nil {
+		return err
+	}
+	return os.MkdirAll(filepath.Dir(filepath.Join(f.path, filepath.FromSlash(name))), 0o700)
 }
 
 // remove implements [Bucket.Delete].

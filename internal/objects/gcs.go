@@ -129,9 +129,9 @@ func (b *gcsBucket) object(name string) string {
 // call makes a request until it is answered or must not be repeated. Every call may be repeated,
 // because it has the same effect again. It returns a successful answer, whose body the caller
 // closes.
-func (b *gcsBucket) call(ctx context.Context, method, address, contentType string, body []byte) (*http.Response, error) {
+func (b *gcsBucket) call(ctx context.Context, method, address, contentType string, body []byte, header ...string) (*http.Response, error) {
 	for try, pause := 1, gcsPause; ; try, pause = try+1, 2*pause {
-		resp, again, err := b.request(ctx, method, address, contentType, body)
+		resp, again, err := b.request(ctx, method, address, contentType, body, header)
 		if err == nil || !again || try == gcsTries {
 			return resp, err
 		}
@@ -143,7 +143,7 @@ func (b *gcsBucket) call(ctx context.Context, method, address, contentType strin
 	}
 }
 
-func (b *gcsBucket) request(ctx context.Context, method, address, contentType string, body []byte) (resp *http.Response, again bool, err error) {
+func (b *gcsBucket) request(ctx context.Context, method, address, contentType string, body []byte, header []string) (resp *http.Response, again bool, err error) {
 	r, err := http.NewRequestWithContext(ctx, method, address, bytes.NewReader(body))
 	if err != nil {
 		return nil, false, err
@@ -151,8 +151,15 @@ func (b *gcsBucket) request(ctx context.Context, method, address, contentType st
 	if contentType != "" {
 		r.Header.Set("Content-Type", contentType)
 	}
+	for i := 0; i+1 < len(header); i += 2 {
+		r.Header.Set(header[i], header[i+1])
+	}
 	if resp, err = b.client.Do(r); err != nil {
 		return nil, true, err
+	}
+	switch resp.StatusCode {
+	case http.StatusPermanentRedirect, 499: // the answers to a part of an upload that is not the last, and to giving one up
+		return resp, false, nil
 	}
 	if resp.StatusCode/100 == 2 {
 		return resp, false, nil
@@ -284,24 +291,82 @@ func (b *gcsBucket) size(ctx context.Context, name string) (int64, error) {
 	return o.Size, err
 }
 
-func (b *gcsBucket) first(ctx context.Context, prefix string) (string, error) {
-	query := url.Values{"prefix": {prefix}, "maxResults": {"1"}}
+func (b *gcsBucket) list(ctx context.Context, prefix string, most int) (names []string, err error) {
+	query := url.Values{"prefix": {prefix}, "maxResults": {strconv.Itoa(min(most, 1000))}, "fields": {"items(name),nextPageToken"}}
 	for {
 		var list struct {
 			Items         []gcsObject `json:"items"`
 			NextPageToken string      `json:"nextPageToken"`
 		}
 		err := b.message(ctx, http.MethodGet, b.base+"/storage/v1/b/"+url.PathEscape(b.bucket)+"/o?"+query.Encode(), "", nil, &list)
-		switch {
-		case err != nil:
-			return "", err
-		case len(list.Items) > 0:
-			return list.Items[0].Name, nil
-		case list.NextPageToken == "":
-			return "", nil
+		if err != nil {
+			return nil, err
+		}
+		for _, o := range list.Items {
+			names = append(names, o.Name)
+		}
+		if len(names) >= most || list.NextPageToken == "" {
+			return names[:min(len(names), most)], nil
 		}
 		query.Set("pageToken", list.NextPageToken) // a page may be empty before the last one
 	}
+}
+
+// gcsUpload is a resumable upload: https://cloud.google.com/storage/docs/resumable-uploads
+type gcsUpload struct {
+	*gcsBucket
+	session string // URL that takes the parts
+	at      int64  // bytes that were written
+}
+
+func (b *gcsBucket) upload(ctx context.Context, name string, k kind) (upload, error) {
+	about, err := json.Marshal(gcsObject{Name: name, ContentType: k.contentType, ContentDisposition: k.contentDisposition})
+	if err != nil {
+		return nil, fmt.Errorf("encoding a request: %w", err)
+	}
+	address := b.base + "/upload/storage/v1/b/" + url.PathEscape(b.bucket) + "/o?uploadType=resumable"
+	resp, err := b.call(ctx, http.MethodPost, address, "application/json; charset=UTF-8", about)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	session, err := resp.Location() // also of a relative URL
+	if err != nil {
+		return nil, fmt.Errorf("beginning an upload: %w", err)
+	}
+	return &gcsUpload{gcsBucket: b, session: session.String()}, nil
+}
+
+func (u *gcsUpload) part(ctx context.Context, data []byte, last bool) error {
+	total := "*"
+	if last {
+		total = strconv.FormatInt(u.at+int64(len(data)), 10)
+	}
+	span := "*" // of an empty object
+	if len(data) > 0 {
+		span = fmt.Sprintf("%d-%d", u.at, u.at+int64(len(data))-1)
+	}
+	resp, err := u.call(ctx, http.MethodPut, u.session, "", data, "Content-Range", "bytes "+span+"/"+total)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if complete := resp.StatusCode != http.StatusPermanentRedirect; complete != last {
+		return fmt.Errorf("Google Cloud Storage answers %d to a part of an upload", resp.StatusCode)
+	}
+	u.at += int64(len(data))
+	if range_ := resp.Header.Get("Range"); !last && range_ != fmt.Sprintf("bytes=0-%d", u.at-1) {
+		return fmt.Errorf("Google Cloud Storage has stored %q of the first %d bytes of an upload", range_, u.at)
+	}
+	return nil
+}
+
+func (u *gcsUpload) abort(ctx context.Context) error {
+	resp, err := u.call(ctx, http.MethodDelete, u.session, "", nil)
+	if err != nil {
+		return err
+	}
+	return resp.Body.Close()
 }
 
 func (b *gcsBucket) delete(ctx context.Context, name string) error {

@@ -1,6 +1,7 @@
 package objects_test
 
 import (
+	"cmp"
 	"context"
 	"crypto"
 	"crypto/md5"
@@ -45,6 +46,8 @@ type gcs struct {
 	damaged    bool // objects lose a bit on the way
 	unreadable bool // objects may be listed, not read
 	emptyPages int  // so many pages of a list come before the one that has anything
+
+	uploads map[string]*gcsObject // in parts, by the path of the session
 }
 
 type gcsObject struct {
@@ -54,7 +57,7 @@ type gcsObject struct {
 
 func newGCS(t *testing.T, buckets ...string) *gcs {
 	t.Helper()
-	g := &gcs{objects: make(map[string]map[string]gcsObject)}
+	g := &gcs{objects: make(map[string]map[string]gcsObject), uploads: make(map[string]*gcsObject)}
 	for _, b := range buckets {
 		g.objects[b] = make(map[string]gcsObject)
 	}
@@ -84,6 +87,10 @@ func (g *gcs) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusServiceUnavailable)
 		return
 	}
+	if o := g.uploads[r.URL.Path]; o != nil {
+		g.part(w, r, o)
+		return
+	}
 	path, upload := strings.CutPrefix(r.URL.EscapedPath(), "/upload")
 	parts := strings.Split(strings.TrimPrefix(path, "/storage/v1/b/"), "/")
 	bucket, ok := g.objects[parts[0]]
@@ -100,13 +107,17 @@ func (g *gcs) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			_ = json.NewEncoder(w).Encode(map[string]any{"kind": "storage#objects", "nextPageToken": strconv.Itoa(page + 1)})
 			return
 		}
-		items := []map[string]any(nil)
+		items, next := []map[string]any(nil), ""
 		for _, name := range slices.Sorted(maps.Keys(bucket)) {
-			if strings.HasPrefix(name, r.URL.Query().Get("prefix")) && fmt.Sprint(len(items)) != r.URL.Query().Get("maxResults") {
+			switch query := r.URL.Query(); {
+			case !strings.HasPrefix(name, query.Get("prefix")) || g.emptyPages == 0 && name < query.Get("pageToken"):
+			case fmt.Sprint(len(items)) == query.Get("maxResults"):
+				next = cmp.Or(next, name)
+			default:
 				items = append(items, bucket[name].about)
 			}
 		}
-		_ = json.NewEncoder(w).Encode(map[string]any{"kind": "storage#objects", "items": items})
+		_ = json.NewEncoder(w).Encode(map[string]any{"kind": "storage#objects", "items": items, "nextPageToken": next})
 		return
 	}
 	name, err := url.PathUnescape(parts[2])
@@ -131,7 +142,48 @@ func (g *gcs) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// part takes a part of an upload, or its end.
+func (g *gcs) part(w http.ResponseWriter, r *http.Request, o *gcsObject) {
+	if r.Method == http.MethodDelete {
+		delete(g.uploads, r.URL.Path)
+		w.WriteHeader(499)
+		return
+	}
+	data, err := io.ReadAll(r.Body)
+	span := fmt.Sprintf("bytes %d-%d/", len(o.data), len(o.data)+len(data)-1)
+	if len(data) == 0 {
+		span = "bytes */"
+	}
+	o.data = append(o.data, data...)
+	total, ok := strings.CutPrefix(r.Header.Get("Content-Range"), span)
+	switch {
+	case err != nil || !ok || total == "*" && len(data)%(256<<10) != 0:
+		refuse(w, http.StatusBadRequest)
+	case total == "*":
+		w.Header().Set("Range", fmt.Sprintf("bytes=0-%d", len(o.data)-1))
+		w.WriteHeader(http.StatusPermanentRedirect)
+	case total != fmt.Sprint(len(o.data)):
+		refuse(w, http.StatusBadRequest)
+	default:
+		delete(g.uploads, r.URL.Path)
+		o.about["size"] = total
+		g.objects["reports"][o.about["name"].(string)] = *o
+		_ = json.NewEncoder(w).Encode(o.about)
+	}
+}
+
 func (g *gcs) upload(w http.ResponseWriter, r *http.Request, bucket map[string]gcsObject) {
+	if r.URL.Query().Get("uploadType") == "resumable" {
+		var o gcsObject
+		if err := json.NewDecoder(r.Body).Decode(&o.about); err != nil {
+			refuse(w, http.StatusBadRequest)
+			return
+		}
+		session := "/session/" + rand.Text()
+		g.uploads[session] = &o
+		w.Header().Set("Location", session)
+		return
+	}
 	kind, parameters, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	if err != nil || kind != "multipart/related" || r.URL.Query().Get("uploadType") != "multipart" {
 		refuse(w, http.StatusBadRequest)

@@ -1,5 +1,5 @@
 // Package objects keeps data that is larger or lives longer than the database: reports, archived
-// segments of the log, anchored checkpoints.
+// segments of the log, anchored checkpoints, backups.
 //
 // A [Bucket] is a folder (file:///var/lib/latticekeep/reports) or a bucket of a cloud (s3://,
 // gs://), with the query parameters of openS3 and openGCS. The parameter `prefix=a/b/` keeps
@@ -7,8 +7,9 @@
 // default chain (environment, configuration files, the identity of the machine or pod).
 //
 // The package guarantees that an object is complete or absent, and that it is durable when
-// [Bucket.Put] has returned nil. It reports an object as absent only if the bucket itself exists.
-// Every call ends in bounded time, except on a folder whose file system hangs. Calls to a cloud are
+// [Bucket.Put] or [Bucket.Upload] has returned nil. It reports an object as absent only if the bucket itself exists.
+// Every call ends in bounded time, except on a folder whose file system hangs; of [Bucket.Upload]
+// and [Bucket.Download] each part does. Calls to a cloud are
 // retried when the cloud asks for that. The package logs nothing.
 package objects
 
@@ -22,6 +23,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -140,12 +142,16 @@ func contentType(name string) string {
 // Get reads an object. Errors: fault.NotFound when there is no object with the name, fault.Invalid
 // for a name that is not allowed, fault.Unavailable.
 func (b *Bucket) Get(ctx context.Context, name string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, transferTimeout)
+	defer cancel()
 	return b.get(ctx, name, whole)
 }
 
 // GetStart reads the first n bytes of an object, or all of a shorter one. The object may have any
 // size. It returns the errors of [Bucket.Get].
 func (b *Bucket) GetStart(ctx context.Context, name string, n int) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, transferTimeout)
+	defer cancel()
 	return b.get(ctx, name, func(r io.Reader, _ int64) ([]byte, error) { return io.ReadAll(io.LimitReader(r, int64(n))) })
 }
 
@@ -154,8 +160,6 @@ func (b *Bucket) get(ctx context.Context, name string, take func(r io.Reader, si
 	if err := checkName(name); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, transferTimeout)
-	defer cancel()
 	var data []byte
 	var err error
 	if b.folder != nil {
@@ -218,11 +222,11 @@ func (b *Bucket) lacks(ctx context.Context, name string) error {
 	if b.folder != nil {
 		return b.folder.check()
 	}
-	first, err := b.cloud.first(ctx, b.prefix+name)
+	first, err := b.cloud.list(ctx, b.prefix+name, 1)
 	if err != nil {
 		return err
 	}
-	if first == b.prefix+name {
+	if slices.Contains(first, b.prefix+name) {
 		return errors.New("it is there, but may not be read")
 	}
 	return nil

@@ -194,12 +194,60 @@ func (b *s3Bucket) size(ctx context.Context, name string) (int64, error) {
 	return aws.ToInt64(out.ContentLength), nil
 }
 
-func (b *s3Bucket) first(ctx context.Context, prefix string) (string, error) {
-	out, err := b.client.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: b.bucket, Prefix: &prefix, MaxKeys: aws.Int32(1)})
-	if err != nil || len(out.Contents) == 0 {
-		return "", err
+func (b *s3Bucket) list(ctx context.Context, prefix string, most int) (names []string, err error) {
+	pages := s3.NewListObjectsV2Paginator(b.client, &s3.ListObjectsV2Input{Bucket: b.bucket, Prefix: &prefix, MaxKeys: aws.Int32(int32(min(most, 1000)))})
+	for len(names) < most && pages.HasMorePages() {
+		page, err := pages.NextPage(ctx)
+		if err != nil {
+			return nil, err
+		}
+		for _, o := range page.Contents {
+			names = append(names, aws.ToString(o.Key))
+		}
 	}
-	return aws.ToString(out.Contents[0].Key), nil
+	return names[:min(len(names), most)], nil
+}
+
+// s3Upload is an upload in parts.
+type s3Upload struct {
+	*s3Bucket
+	key, id *string
+	done    []types.CompletedPart
+}
+
+func (b *s3Bucket) upload(ctx context.Context, name string, k kind) (upload, error) {
+	algorithm := types.ChecksumAlgorithmCrc32 // what the SDK sends with each part
+	if b.client.Options().RequestChecksumCalculation == aws.RequestChecksumCalculationWhenRequired {
+		algorithm = ""
+	}
+	out, err := b.client.CreateMultipartUpload(ctx, &s3.CreateMultipartUploadInput{
+		Bucket: b.bucket, Key: &name, ContentType: &k.contentType, ContentDisposition: &k.contentDisposition,
+		ServerSideEncryption: b.encryption, SSEKMSKeyId: b.kmsKey, ChecksumAlgorithm: algorithm,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &s3Upload{s3Bucket: b, key: &name, id: out.UploadId}, nil
+}
+
+func (u *s3Upload) part(ctx context.Context, data []byte, last bool) error {
+	number := aws.Int32(int32(len(u.done) + 1))
+	out, err := u.client.UploadPart(ctx, &s3.UploadPartInput{Bucket: u.bucket, Key: u.key, UploadId: u.id, PartNumber: number, Body: bytes.NewReader(data)})
+	if err != nil {
+		return err
+	}
+	u.done = append(u.done, types.CompletedPart{PartNumber: number, ETag: out.ETag, ChecksumCRC32: out.ChecksumCRC32})
+	if last {
+		_, err = u.client.CompleteMultipartUpload(ctx, &s3.CompleteMultipartUploadInput{
+			Bucket: u.bucket, Key: u.key, UploadId: u.id, MultipartUpload: &types.CompletedMultipartUpload{Parts: u.done},
+		})
+	}
+	return err
+}
+
+func (u *s3Upload) abort(ctx context.Context) error {
+	_, err := u.client.AbortMultipartUpload(ctx, &s3.AbortMultipartUploadInput{Bucket: u.bucket, Key: u.key, UploadId: u.id})
+	return err
 }
 
 func (b *s3Bucket) delete(ctx context.Context, name string) error {
