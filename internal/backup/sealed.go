@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"hash"
 	"io"
+	"slices"
 	"time"
 
 	"filippo.io/age"
@@ -114,39 +115,102 @@ func (s Statement) compare(size uint64, sum hash.Hash) error {
 // the key files that [Reader] returns as KMSKeys: the KMS keys that wrap the keys in the store.
 // After an error, the bytes that were written are not a backup.
 func Write(ctx context.Context, w io.Writer, s Source, h Header, keys [][]byte, to Recipient, signer Signer) error {
-	sum := sha3.New256()
-	size := counter(0)
-	out := bufio.NewWriterSize(w, 64<<10) // so an early error of the store sends nothing
-	file, err := age.Encrypt(io.MultiWriter(out, sum, &size), to.age)
-	if err != nil {
-		return fmt.Errorf("encrypting the backup: %w", err)
-	}
-	rows, err := writePlain(ctx, file, s, h, keys, signer)
+	written, err := WriteFile(ctx, w, s, h, keys, []Recipient{to}, signer)
 	if err != nil {
 		return err
 	}
+	written.Wipe()
+	if _, err := w.Write(written.Statement); err != nil {
+		return fmt.Errorf("writing the backup: %w", err)
+	}
+	return nil
+}
+
+// Written is a backup that this process has written. Until [Written.Wipe] the process can open the
+// file, as the recipients can.
+type Written struct {
+	Statement []byte // of the file
+	opener    opener
+}
+
+// WriteFile is [Write] for any number of recipients, each of whom can open the file. It does not write
+// the statement but returns it.
+func WriteFile(ctx context.Context, w io.Writer, s Source, h Header, keys [][]byte, to []Recipient, signer Signer) (*Written, error) {
+	if len(to) == 0 {
+		return nil, errors.New("encrypting the backup: there is no recipient")
+	}
+	sum := sha3.New256()
+	size := counter(0)
+	written := new(Written)
+	recipients := []age.Recipient{witness{to[0].age, &written.opener}}
+	for _, r := range to[1:] {
+		recipients = append(recipients, r.age)
+	}
+	out := bufio.NewWriterSize(w, 64<<10) // so an early error of the store sends nothing
+	file, err := age.Encrypt(io.MultiWriter(out, sum, &size), recipients...)
+	if err != nil {
+		return nil, fmt.Errorf("encrypting the backup: %w", err)
+	}
+	rows, err := writePlain(ctx, file, s, h, keys, signer)
+	if err != nil {
+		return nil, err
+	}
 	if err := file.Close(); err != nil {
-		return fmt.Errorf("encrypting the backup: %w", err)
+		return nil, fmt.Errorf("encrypting the backup: %w", err)
 	}
 	statement := Statement{Size: uint64(size), Chain: h.Chain, Identity: h.Identity, CreatedAt: h.CreatedAt, Rows: rows, HasKMSKey: hasCurrent(keys)}
 	sum.Sum(statement.Digest[:0])
 	said, err := statement.said()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	signature, err := signer.SignBackupFile(frame.Join(FileContext, said))
 	if err != nil {
-		return fmt.Errorf("signing the backup: %w", err)
-	}
-	for _, part := range [][]byte{[]byte(statementMagic), said, signature} {
-		if _, err := out.Write(part); err != nil {
-			return fmt.Errorf("writing the backup: %w", err)
-		}
+		return nil, fmt.Errorf("signing the backup: %w", err)
 	}
 	if err := out.Flush(); err != nil {
-		return fmt.Errorf("writing the backup: %w", err)
+		return nil, fmt.Errorf("writing the backup: %w", err)
 	}
-	return nil
+	written.Statement = slices.Concat([]byte(statementMagic), said, signature)
+	return written, nil
+}
+
+// Open reads the header of the file from r, as [Open] does with an identity.
+func (w *Written) Open(r io.Reader) (*Reader, error) { return open(r, &w.opener) }
+
+// Wipe removes what opens the file from memory.
+func (w *Written) Wipe() {
+	clear(w.opener.key)
+	w.opener.key = nil
+}
+
+// opener opens one file with its file key.
+type opener struct{ key []byte }
+
+// Unwrap implements age.Identity. age compares the key with the header of the file, and takes a copy.
+func (o *opener) Unwrap([]*age.Stanza) ([]byte, error) {
+	if o.key == nil {
+		return nil, age.ErrIncorrectIdentity
+	}
+	return bytes.Clone(o.key), nil
+}
+
+// witness is a recipient that hands the file key to an opener, too.
+type witness struct {
+	*age.HybridRecipient
+	opener *opener
+}
+
+// Wrap implements age.Recipient.
+func (w witness) Wrap(fileKey []byte) ([]*age.Stanza, error) {
+	stanzas, _, err := w.WrapWithLabels(fileKey)
+	return stanzas, err
+}
+
+// WrapWithLabels implements age.RecipientWithLabels.
+func (w witness) WrapWithLabels(fileKey []byte) (stanzas []*age.Stanza, labels []string, err error) {
+	w.opener.key = bytes.Clone(fileKey)
+	return w.HybridRecipient.WrapWithLabels(fileKey)
 }
 
 func hasCurrent(keys [][]byte) bool { return len(keys) > 0 && len(keys[0]) > 0 }
@@ -162,6 +226,14 @@ func (c *counter) Write(b []byte) (int, error) {
 // backup or that no identity opens, and any error of r. The caller trusts what it reads afterwards
 // only as [Reader] says.
 func Open(r io.Reader, identities []Identity) (*Reader, error) {
+	all := make([]age.Identity, len(identities))
+	for i, identity := range identities {
+		all[i] = identity.age
+	}
+	return open(r, all...)
+}
+
+func open(r io.Reader, identities ...age.Identity) (*Reader, error) {
 	in := bufio.NewReaderSize(r, 64<<10)
 	start, err := in.Peek(max(len(ageMagic), len(formerMagic)))
 	switch {
@@ -172,11 +244,7 @@ func Open(r io.Reader, identities []Identity) (*Reader, error) {
 	case !bytes.HasPrefix(start, []byte(ageMagic)):
 		return nil, errNoBackup
 	}
-	all := make([]age.Identity, len(identities))
-	for i, identity := range identities {
-		all[i] = identity.age
-	}
-	plain, err := age.Decrypt(&reader{Reader: in}, all...)
+	plain, err := age.Decrypt(&reader{Reader: in}, identities...)
 	if err != nil {
 		return nil, opening(err)
 	}

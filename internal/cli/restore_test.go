@@ -15,7 +15,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/backup"
-	"github.com/latticekeep/latticekeep/internal/cli/transfer"
+	"github.com/latticekeep/latticekeep/internal/backup/restore"
 	"github.com/latticekeep/latticekeep/internal/objects"
 	"github.com/latticekeep/latticekeep/internal/offline"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -169,7 +169,7 @@ func TestARestoreThatWasOvertakenWritesNothing(t *testing.T) {
 	fill := func(id string) error {
 		from, err := backup.Open(bytes.NewReader(content), to.identities(t))
 		must(t, err)
-		return (&transfer.Restored{From: from}).Fill(t.Context(), s, id)
+		return (&restore.Restored{From: from}).Fill(t.Context(), s, id)
 	}
 	must(t, s.Update(t.Context(), func(tx store.Tx) error { return tx.Put([]byte("zzz"), []byte("of the first")) }))
 	must(t, fill("first"))

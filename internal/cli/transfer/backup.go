@@ -15,6 +15,7 @@ import (
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/backup"
+	"github.com/latticekeep/latticekeep/internal/backup/restore"
 	"github.com/latticekeep/latticekeep/internal/buildinfo"
 	"github.com/latticekeep/latticekeep/internal/cli/command"
 	"github.com/latticekeep/latticekeep/internal/download"
@@ -186,7 +187,7 @@ func (c *checkOptions) prepare() (err error) {
 // checked is a backup that matches its statement, with the result of opening it.
 type checked struct {
 	backup.Statement
-	inside *Restored // nil if it was not opened
+	inside *restore.Restored // nil if it was not opened
 }
 
 func (k checked) text(path string, c checkOptions) string {
@@ -200,7 +201,7 @@ func (k checked) text(path string, c checkOptions) string {
 	}
 	inside := "its content was not verified: give the identity that opens it in --verify-with"
 	if k.inside != nil {
-		inside = fmt.Sprintf("verified: the backup opens, and its log up to head %d %s and all its rows hold", k.inside.report.Sequence, k.inside.report.Hash)
+		inside = fmt.Sprintf("verified: the backup opens, and its log up to head %d %s and all its rows hold", k.inside.Report.Sequence, k.inside.Report.Hash)
 	}
 	return fmt.Sprintf("ok: %s: %d rows, taken %s, is as it was signed\nchain: %s\nidentity: %s (%s)\n%s\n%s\n",
 		path, k.Rows, k.CreatedAt.Format(time.RFC3339), k.Chain, k.Identity.ID(), whose, key, inside)
@@ -232,25 +233,25 @@ func (c checkOptions) check(ctx context.Context, f *os.File, statement []byte) (
 }
 
 // open restores the backup into a temporary folder beside it, verifies the result and removes it.
-func (c checkOptions) open(ctx context.Context, f *os.File, s backup.Statement) (_ *Restored, err error) {
+func (c checkOptions) open(ctx context.Context, f *os.File, s backup.Statement) (_ *restore.Restored, err error) {
 	dir, err := os.MkdirTemp(filepath.Dir(f.Name()), ".latticekeep-verify-*") // mode 0700
 	if err != nil {
 		return nil, fmt.Errorf("making room to verify the backup: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	from, err := openBackup(f, c.identities)
+	from, err := restore.Open(f, c.identities)
 	if err != nil {
 		return nil, err
 	}
-	r := &Restored{From: from}
-	if err := r.into(ctx, filepath.Join(dir, offline.DatabaseFile), restoreOptions{}); err != nil {
+	r := &restore.Restored{From: from}
+	if err := r.Into(ctx, filepath.Join(dir, offline.DatabaseFile), nil); err != nil {
 		return nil, fmt.Errorf("verifying what is in the backup: %w", err)
 	}
 	h := from.Header
 	switch {
-	case r.key != nil:
-		return nil, r.key
-	case h.Chain != s.Chain || h.Identity.ID() != s.Identity.ID() || r.rows != s.Rows || (len(from.KMSKeys) > 0 && len(from.KMSKeys[0]) > 0) != s.HasKMSKey:
+	case r.Key != nil:
+		return nil, r.Key
+	case h.Chain != s.Chain || h.Identity.ID() != s.Identity.ID() || r.Rows != s.Rows || (len(from.KMSKeys) > 0 && len(from.KMSKeys[0]) > 0) != s.HasKMSKey:
 		return nil, errors.New("what is in the backup is not what its signature says: take another one, and find out who made this")
 	}
 	return r, nil

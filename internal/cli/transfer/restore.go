@@ -1,12 +1,12 @@
 package transfer
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,15 +14,14 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/backup"
+	"github.com/latticekeep/latticekeep/internal/backup/restore"
 	"github.com/latticekeep/latticekeep/internal/cli/command"
 	"github.com/latticekeep/latticekeep/internal/durable"
 	"github.com/latticekeep/latticekeep/internal/keyring"
+	"github.com/latticekeep/latticekeep/internal/objects"
 	"github.com/latticekeep/latticekeep/internal/offline"
 	"github.com/latticekeep/latticekeep/internal/store"
-	"github.com/latticekeep/latticekeep/internal/store/bolt"
-	"github.com/latticekeep/latticekeep/internal/store/format"
 )
 
 // restoreDirectory is the folder in the data directory where a database is built. Its content can
@@ -46,6 +45,9 @@ PostgreSQL database that is empty. It is only served when the backup's signature
 the whole audit chain and every credential row have been verified: until then a
 database file has another name, and one of PostgreSQL a row that a server refuses.
 
+--input is a file, - for standard input, or an object of a bucket to which the
+server takes backups: s3://BUCKET/NAME?region=REGION, gs://BUCKET/NAME.
+
 --identity-file opens the backup: the file that latticekeep backup keygen wrote.
 
 --fingerprint (printed by the server as "chain") and --identity say whose backup
@@ -60,20 +62,20 @@ A backup does not have what happened after it was taken: credentials sealed or
 rotated since are missing, and what was deleted or revoked since is back.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			r, err := restore(cmd.Context(), o, cmd.InOrStdin())
+			r, err := restoreTo(cmd.Context(), o, cmd.InOrStdin())
 			if err != nil {
 				return err
 			}
 			if _, err := fmt.Fprint(cmd.OutOrStdout(), r.text(o)); err != nil {
 				return err
 			}
-			return r.key
+			return r.Key
 		},
 	}
 	command.RegisterStore(cmd, &o.Deployment, "to make; it must not have a database")
 	command.RegisterKMS(cmd, &o.Deployment, "KMS key to try on what was restored")
 	flags := cmd.Flags()
-	flags.StringVar(&o.input, "input", "", "file that latticekeep backup wrote; - for standard input")
+	flags.StringVar(&o.input, "input", "", "backup: a file, the URL of an object such as s3://bucket/name, or - for standard input")
 	flags.StringVar(&o.identityFile, "identity-file", "", "file with the identity that opens the backup")
 	flags.StringVar(&o.keyOut, "kms-key-out", "", "file to write the KMS key of the backup to; it must not exist")
 	flags.StringVar(&o.chain, "fingerprint", "", "fingerprint of the chain that the backup must be of")
@@ -84,22 +86,16 @@ rotated since are missing, and what was deleted or revoked since is back.`,
 	return cmd
 }
 
-// Restored is the result of a restore.
-type Restored struct {
-	From   *backup.Reader
-	rows   uint64
-	report verify.Report
-	tried  bool  // a KMS key opens the deployment
-	key    error // reason why the KMS key does not open the deployment
-}
+// restored is the result of a restore.
+type restored struct{ restore.Restored }
 
-func (r Restored) text(o restoreOptions) string {
+func (r restored) text(o restoreOptions) string {
 	h := r.From.Header
 	whose := "not compared with anything: somebody else could have made this backup"
 	switch {
 	case o.chain != "" || o.identity != "":
 		whose = "as pinned"
-	case o.tries() && r.key == nil:
+	case o.tries() && r.Key == nil:
 		whose = "those of the KMS key's deployment"
 	}
 	key := "The KMS key is not in the backup: start the server with the one that this deployment was made with."
@@ -107,9 +103,9 @@ func (r Restored) text(o restoreOptions) string {
 	case o.keyOut != "":
 		paths, _ := r.keysOut(o)
 		key = "The KMS key of the backup is in " + strings.Join(paths, " and ") + ": put it where the server's kms.url says, and keep no other copy there."
-	case o.tries() && r.key == nil:
+	case o.tries() && r.Key == nil:
 		key = "The KMS key opens it."
-	case r.tried:
+	case r.Tried:
 		key = "The KMS key in the backup opens it: --kms-key-out writes it to a file, should the server's own be lost."
 	}
 	return fmt.Sprintf(`restored: %d rows, taken %s by latticekeep %s
@@ -118,69 +114,74 @@ chain: %s
 identity: %s (%s)
 %s
 What happened after this head is lost: compare it with one that you kept.
-`, r.rows, h.CreatedAt.Format(time.RFC3339), h.Program, r.report.Sequence, r.report.Hash, h.Chain, h.Identity.ID(), whose, key)
+`, r.Rows, h.CreatedAt.Format(time.RFC3339), h.Program, r.Report.Sequence, r.Report.Hash, h.Chain, h.Identity.ID(), whose, key)
 }
 
 // tries reports whether a KMS key to try is named.
 func (o restoreOptions) tries() bool { return o.KeyFile != "" || o.KMSURL != "" }
 
-// restore writes the deployment and verifies it before a server can use it. It does not fail if the
+// restoreTo writes the deployment and verifies it before a server can use it. It does not fail if the
 // KMS key does not open the deployment, because the right one may exist elsewhere.
-func restore(ctx context.Context, o restoreOptions, stdin io.Reader) (Restored, error) {
+func restoreTo(ctx context.Context, o restoreOptions, stdin io.Reader) (restored, error) {
 	target := o.Location(false)
 	if err := target.Check(); err != nil {
-		return Restored{}, err
+		return restored{}, err
 	}
 	identities, err := readIdentities(o.identityFile)
 	if err != nil {
-		return Restored{}, err
+		return restored{}, err
 	}
-	if o.input != "-" {
-		in, err := os.Open(o.input)
-		if err != nil {
-			return Restored{}, fmt.Errorf("opening the backup: %w", err)
-		}
-		defer in.Close()
-		stdin = in
-	}
-	r := Restored{}
-	if r.From, err = openBackup(backup.Split(stdin), identities); err != nil {
-		return Restored{}, err
-	}
-	if err := o.compare(&r); err != nil {
-		return Restored{}, err
-	}
-	if dir, ok := target.Dir(); ok {
-		err = r.toDirectory(ctx, dir, o)
-	} else {
-		err = r.toDatabase(ctx, target, o)
-	}
+	r := restored{}
+	err = withInput(ctx, o.input, stdin, func(in io.Reader) error { return r.read(ctx, target, o, in, identities) })
 	if err != nil {
-		return Restored{}, err
+		return restored{}, err
 	}
 	return r, nil
 }
 
-// openBackup opens a backup up to its rows. It refuses one of a store that only a newer release
-// reads.
-func openBackup(in io.Reader, identities []backup.Identity) (*backup.Reader, error) {
-	r, err := backup.Open(in, identities)
+// withInput opens what --input names and passes it to read.
+func withInput(ctx context.Context, input string, stdin io.Reader, read func(io.Reader) error) error {
+	u, err := url.Parse(input)
+	switch {
+	case input == "-":
+		return read(stdin)
+	case err == nil && (u.Scheme == "s3" || u.Scheme == "gs"):
+		name := strings.TrimPrefix(u.Path, "/")
+		u.Path, u.RawPath = "", ""
+		b, err := objects.OpenExisting(ctx, u.String())
+		if err == nil {
+			err = b.Download(ctx, name, read)
+		}
+		if err != nil {
+			return fmt.Errorf("reading %s of the bucket: %w", name, err)
+		}
+		return b.Close()
+	}
+	in, err := os.Open(input)
 	if err != nil {
-		return nil, err
+		return fmt.Errorf("opening the backup: %w", err)
 	}
-	f, err := format.Parse(r.Header.Format)
-	if err == nil {
-		err = f.CheckReader()
+	defer in.Close()
+	return read(in)
+}
+
+// read restores the backup from in to the target.
+func (r *restored) read(ctx context.Context, target offline.Location, o restoreOptions, in io.Reader, identities []backup.Identity) (err error) {
+	if r.From, err = restore.Open(backup.Split(in), identities); err != nil {
+		return err
 	}
-	if err != nil {
-		return nil, fmt.Errorf("opening the backup: %w", err)
+	if err := o.compare(r); err != nil {
+		return err
 	}
-	return r, nil
+	if dir, ok := target.Dir(); ok {
+		return r.toDirectory(ctx, dir, o)
+	}
+	return r.toDatabase(ctx, target, o)
 }
 
 // compare checks the backup's header against the pins before anything is written. Whether the
 // header is genuine only shows at the end of the backup.
-func (o restoreOptions) compare(r *Restored) error {
+func (o restoreOptions) compare(r *restored) error {
 	h := r.From.Header
 	paths, _ := r.keysOut(o)
 	switch {
@@ -209,7 +210,7 @@ func keyOutName(path string, i int) string {
 }
 
 // keysOut returns the files that writeKeys creates and their content.
-func (r *Restored) keysOut(o restoreOptions) (paths []string, keys [][]byte) {
+func (r *restored) keysOut(o restoreOptions) (paths []string, keys [][]byte) {
 	for i, key := range r.From.KMSKeys {
 		if o.keyOut != "" && len(key) > 0 {
 			paths, keys = append(paths, keyOutName(o.keyOut, i)), append(keys, key)
@@ -219,7 +220,7 @@ func (r *Restored) keysOut(o restoreOptions) (paths []string, keys [][]byte) {
 }
 
 // writeKeys writes the KMS keys of the backup to their files.
-func (r *Restored) writeKeys(o restoreOptions) error {
+func (r *restored) writeKeys(o restoreOptions) error {
 	paths, keys := r.keysOut(o)
 	for i, path := range paths {
 		if err := durable.WriteNew(path, keys[i]); err != nil {
@@ -237,7 +238,7 @@ func removeAll(paths []string) (err error) {
 }
 
 // toDirectory builds the database under another name and renames it once it is verified.
-func (r *Restored) toDirectory(ctx context.Context, dir string, o restoreOptions) (err error) {
+func (r *restored) toDirectory(ctx context.Context, dir string, o restoreOptions) (err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("making the data directory: %w", err)
 	}
@@ -256,7 +257,7 @@ func (r *Restored) toDirectory(ctx context.Context, dir string, o restoreOptions
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
 	database := filepath.Join(work, offline.DatabaseFile)
-	if err := r.into(ctx, database, o); err != nil {
+	if err := r.Into(ctx, database, r.tries(o)); err != nil {
 		return err
 	}
 	if err := r.writeKeys(o); err != nil {
@@ -269,27 +270,9 @@ func (r *Restored) toDirectory(ctx context.Context, dir string, o restoreOptions
 	return nil
 }
 
-// into restores the backup into a new database file and verifies it.
-func (r *Restored) into(ctx context.Context, database string, o restoreOptions) error {
-	s, err := bolt.Open(database, bolt.Options{})
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(r.Fill(ctx, s, ""), s.Close()); err != nil {
-		return fmt.Errorf("restoring: nothing was put in place: %w", err)
-	}
-	if s, err = bolt.Open(database, bolt.Options{ReadOnly: true}); err != nil {
-		return err
-	}
-	if err := errors.Join(r.verify(ctx, s, o), s.Close()); err != nil {
-		return fmt.Errorf("verifying what was restored: nothing was put in place: %w", err)
-	}
-	return nil
-}
-
 // toDatabase loads the backup into an empty database that others could open, too. Meanwhile the
 // database has a mark, so no server serves it.
-func (r *Restored) toDatabase(ctx context.Context, target offline.Location, o restoreOptions) (err error) {
+func (r *restored) toDatabase(ctx context.Context, target offline.Location, o restoreOptions) (err error) {
 	s, err := offline.Open(ctx, target)
 	if err != nil {
 		return err
@@ -302,7 +285,7 @@ func (r *Restored) toDatabase(ctx context.Context, target offline.Location, o re
 	if err := r.Fill(ctx, s, m.ID); err != nil {
 		return fmt.Errorf("restoring: the database is not served, and the next restore into it begins again: %w", err)
 	}
-	if err := r.verify(ctx, s, o); err != nil {
+	if err := r.Verify(ctx, s, r.tries(o)); err != nil {
 		return fmt.Errorf("verifying what was restored: the database is not served, and the next restore into it begins again: %w", err)
 	}
 	if err := r.writeKeys(o); err != nil {
@@ -311,88 +294,25 @@ func (r *Restored) toDatabase(ctx context.Context, target offline.Location, o re
 	return offline.Unmark(ctx, s, m.ID) // on an unclear result the key stays in place
 }
 
-// Fill writes the rows of the backup to the store. It fails once the store's mark has another id;
-// an empty id needs no mark.
-func (r *Restored) Fill(ctx context.Context, s store.Store, id string) (err error) {
-	type row struct{ key, value []byte }
-	var batch []row
-	size := 0
-	apply := func() error {
-		err := s.Update(ctx, func(tx store.Tx) error {
-			err := offline.CheckHolder(tx, id)
-			for _, r := range batch {
-				if r.value == nil {
-					err = errors.Join(err, tx.Delete(r.key))
-				} else {
-					err = errors.Join(err, tx.Put(r.key, r.value))
-				}
-			}
-			return err
-		})
-		batch, size = batch[:0], 0
-		return err
-	}
-	r.rows, err = r.From.Rows(func(key, value []byte) error {
-		switch {
-		case bytes.Equal(key, offline.MarkRow):
-			return nil
-		case bytes.Equal(key, format.Row): // raised while the backup was taken, after its header was written
-			f, err := format.Parse(value)
-			if err == nil {
-				err = f.CheckReader()
-			}
-			if err != nil {
-				return err
-			}
-		}
-		batch = append(batch, row{bytes.Clone(key), bytes.Clone(value)})
-		if size += len(key) + len(value); size < offline.BatchBytes && len(batch) < offline.BatchRows {
-			return nil
-		}
-		return apply()
-	})
-	if err != nil {
-		return err
-	}
-	return apply()
-}
-
-// verify compares the store with its audit log, and tries the KMS key of the backup and the named
-// one.
-func (r *Restored) verify(ctx context.Context, s store.Store, o restoreOptions) (err error) {
-	if r.report, err = offline.VerifyStore(ctx, s, verify.Options{Fingerprint: r.From.Header.Chain}); err != nil {
-		return err
-	}
-	signed := func(keys *keyring.Ring) error {
-		if keys.Identity().ID() != r.From.Header.Identity.ID() {
-			return errors.New("the backup is not signed by the deployment whose data is in it: somebody else made it")
-		}
-		r.tried = true
-		return nil
-	}
-	current, former, err := offline.KMSKeysOfBackup(r.From.KMSKeys)
-	if err != nil {
-		return fmt.Errorf("reading the KMS keys of the backup: %w", err)
-	}
-	const whole = "the data is whole: find the key that it was made with"
-	if current != nil {
-		keys, err := keyring.Open(ctx, s, current, keyring.Config{Previous: former})
-		if err != nil {
-			r.key = fmt.Errorf("the KMS key in the backup does not open it; %s: %w", whole, err)
-		} else if err := signed(keys); err != nil {
-			return err
-		}
-	}
+// tries returns a function that tries the KMS key that is named on what was restored, and nil when none
+// is. It does not fail if the key does not open the deployment.
+func (r *restored) tries(o restoreOptions) func(context.Context, store.Store) error {
 	if !o.tries() {
 		return nil
 	}
-	var wrong error
-	r.key = o.WithKeys(ctx, s, former, func(keys *keyring.Ring) error {
-		wrong = signed(keys)
-		return nil
-	})
-	if r.key != nil {
-		r.key = fmt.Errorf("restored, but the KMS key that was named does not open it; %s: %w", whole, r.key)
+	return func(ctx context.Context, s store.Store) error {
+		_, former, err := offline.KMSKeysOfBackup(r.From.KMSKeys)
+		if err != nil {
+			return fmt.Errorf("reading the KMS keys of the backup: %w", err)
+		}
+		var wrong error
+		r.Key = o.WithKeys(ctx, s, former, func(keys *keyring.Ring) error {
+			wrong = r.Opened(keys)
+			return nil
+		})
+		if r.Key != nil {
+			r.Key = fmt.Errorf("restored, but the KMS key that was named does not open it; %s: %w", restore.Whole, r.Key)
+		}
+		return wrong
 	}
-	return wrong
 }
