@@ -1,6 +1,7 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,8 +14,11 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit/guard"
 	"github.com/latticekeep/latticekeep/internal/audit/keeper"
 	"github.com/latticekeep/latticekeep/internal/audit/writer"
+	"github.com/latticekeep/latticekeep/internal/backup/schedule"
+	"github.com/latticekeep/latticekeep/internal/buildinfo"
 	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/internal/config"
+	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/objects"
 	"github.com/latticekeep/latticekeep/internal/store/format"
 )
@@ -23,6 +27,7 @@ import (
 type evidence struct {
 	config.Audit
 	config.Compliance
+	backup config.Backup
 
 	cluster   *rest.Config // nil without a cluster
 	namespace string       // namespace of the anchor ConfigMap
@@ -115,6 +120,27 @@ func (p *evidence) openArchive(ctx context.Context, s *service) error {
 	return nil
 }
 
+// openBackups prepares the backups that the server takes by itself.
+func (p *evidence) openBackups(ctx context.Context, s *service) error {
+	c := p.backup
+	if c.Bucket == "" {
+		return nil
+	}
+	b, err := p.configured(ctx, s.logger, "backup.bucket", c.Bucket, objects.SigningOptions{})
+	if err != nil {
+		return err
+	}
+	keys := make([]keyring.KMS, len(s.kms))
+	for i, k := range s.kms {
+		keys[i] = k
+	}
+	s.backups = schedule.New(schedule.Config{
+		Store: s.store, Log: s.log, Guard: s.guard, Keys: s.keys, KMS: keys, KMSKeys: s.keyFiles, Recipients: s.recipients,
+		Bucket: b, Place: c.Bucket, Every: c.Every, Keep: c.Keep, Scratch: cmp.Or(c.Scratch, s.dir), Program: buildinfo.Version(), Now: s.now, Logger: s.logger,
+	})
+	return nil
+}
+
 // Limits for the reports in the data directory. Every report can be made again.
 const (
 	reportsPrefix = "reports"      // prefix of all report names
@@ -132,7 +158,7 @@ func (p *evidence) expireReports(ctx context.Context) error {
 	return err
 }
 
-// run follows, verifies, anchors, packs and archives the log until ctx ends.
+// run follows, verifies, anchors, packs, archives and backs up the log until ctx ends.
 func (p *evidence) run(ctx context.Context, s *service, g interface{ Go(func() error) }) {
 	g.Go(func() error { writer.NewFollower(s.log).KeepFollowing(ctx, s.logger); return nil })
 	g.Go(func() error { s.verifier.KeepVerified(ctx, p.Verification, s.logger); return nil })
@@ -146,5 +172,8 @@ func (p *evidence) run(ctx context.Context, s *service, g interface{ Go(func() e
 	g.Go(func() error { packer.Keep(ctx); return nil })
 	if p.archive != nil {
 		g.Go(func() error { p.archive.run(ctx); return nil })
+	}
+	if s.backups != nil {
+		g.Go(func() error { s.backups.Run(ctx); return nil })
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -117,7 +118,7 @@ func (p *production) configure(ctx context.Context, logger *slog.Logger) (err er
 	if err := p.configureTLS(ctx); err != nil {
 		return err
 	}
-	return checkKeyFilesOutside(p.config)
+	return errors.Join(checkKeyFilesOutside(p.config), checkBackupsOutside(p.config))
 }
 
 // openMeanwhile opens the deployment while the listeners answer that the server starts. It waits for
@@ -172,7 +173,7 @@ func (p *production) configureService(ctx context.Context, logger *slog.Logger) 
 	if p.recipients, err = c.BackupRecipients(); err != nil {
 		return fmt.Errorf("backup.recipients: %w", err)
 	}
-	p.evidence = &evidence{Audit: c.Audit, Compliance: c.Compliance, custody: compliance.CustodyKMS, transport: transportOf(c.TLS)}
+	p.evidence = &evidence{Audit: c.Audit, Compliance: c.Compliance, backup: c.Backup, custody: compliance.CustodyKMS, transport: transportOf(c.TLS)}
 	if _, file := offline.KMSFile(c.KMS.URL); file {
 		p.evidence.custody = compliance.CustodyLocal
 	}
@@ -332,6 +333,20 @@ func checkKeyFilesOutside(s config.Config) error {
 	return nil
 }
 
+// checkBackupsOutside fails when backups would go into the folder of the database.
+func checkBackupsOutside(s config.Config) error {
+	u, err := url.Parse(s.Backup.Bucket)
+	if err != nil || u.Scheme != "file" || s.DataDir == "" {
+		return nil // config has checked that it is a URL
+	}
+	if ok, err := outside(s.DataDir, u.Path); err != nil {
+		return fmt.Errorf("finding backup.bucket: %w", durable.ExplainRefusal(u.Path, err))
+	} else if !ok {
+		return errors.New("backup.bucket lies in dataDir, where backups are lost with the database: move it to another volume or machine")
+	}
+	return nil
+}
+
 // mailsOf returns the transport and the sender of e-mails.
 func mailsOf(s config.Config) (mail.Transport, string, error) {
 	smtp := s.Mail.SMTP
@@ -390,7 +405,7 @@ func (s *service) run(ctx context.Context, l net.Listener, config server.Config,
 	var reports *objects.Bucket
 	var err error
 	if s.compliance, reports, err = s.evidence.openCompliance(ctx, s, s.dir, config.PublicURL); err == nil {
-		err = s.evidence.openArchive(ctx, s)
+		err = errors.Join(s.evidence.openArchive(ctx, s), s.evidence.openBackups(ctx, s))
 	}
 	if err != nil {
 		return errors.Join(err, l.Close(), s.closeOperations())

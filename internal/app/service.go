@@ -17,6 +17,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit/keeper"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/backup"
+	"github.com/latticekeep/latticekeep/internal/backup/schedule"
 	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/internal/compliance/assessor"
 	"github.com/latticekeep/latticekeep/internal/fault"
@@ -51,7 +52,8 @@ type service struct {
 
 	sealingLifetime time.Duration // lifetime of a sealing key before its rotation; 0: for ever
 
-	evidence   *evidence // proofs of the log
+	evidence   *evidence          // proofs of the log
+	backups    *schedule.Schedule // nil: the server takes no backups by itself
 	compliance *assessor.Service
 }
 
@@ -75,6 +77,9 @@ func (s *service) collectors() []prometheus.Collector {
 	}
 	if s.clock != nil {
 		all = append(all, metrics.Postgres(s.clock.store.Load().Stats))
+	}
+	if s.backups != nil {
+		all = append(all, metrics.Backups(s.backups))
 	}
 	if a := s.evidence.archive; a != nil {
 		all = append(all, metrics.Archive(a.cutter.Keep, func() bool { return a.state() == compliance.ArchiveReadable }))

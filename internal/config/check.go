@@ -64,7 +64,7 @@ func (s *Config) check() error {
 	for _, namespace := range s.Kubernetes.WatchSecrets {
 		need(len(validation.IsDNS1123Label(namespace)) == 0, "kubernetes.watchSecrets: %q is not the name of a namespace", namespace)
 	}
-	return errors.Join(append(wrong, s.Store.check(s.Compliance), s.KMS.check(), s.Audit.check(), s.Compliance.check(), s.Kubernetes.Policy.check(), s.Log.check(), s.Tracing.check(), s.checkListener(), s.checkMail())...)
+	return errors.Join(append(wrong, s.Store.check(s.Compliance), s.KMS.check(), s.Audit.check(), s.Backup.check(s.DataDir), s.Compliance.check(), s.Kubernetes.Policy.check(), s.Log.check(), s.Tracing.check(), s.checkListener(), s.checkMail())...)
 }
 
 func (p Policy) check() error {
@@ -188,6 +188,27 @@ func (a Audit) check() error {
 		"audit.retention.keep: say how long entries stay in the database before they move to audit.retention.archive, such as 8760h, or leave the archive out")
 	need(a.Retention.Keep == 0 || a.Retention.Archive != "", "audit.retention.archive: name the bucket that entries are moved to, since none is deleted without its copy")
 	return errors.Join(wrong...)
+}
+
+func (b Backup) check(dataDir string) error {
+	switch {
+	case !isBucket(b.Bucket):
+		return errors.New("backup.bucket: " + bucketHint)
+	case b.Every < time.Hour:
+		return errors.New("backup.every: give at least 1h, with its unit")
+	case b.Keep != 0 && b.Keep < b.Every:
+		return errors.New("backup.keep: give 0s, which is for ever, or at least backup.every, with its unit")
+	case b.Bucket == "":
+		if b.Scratch != "" {
+			return errors.New("backup.scratch: it goes with backup.bucket, which is not set")
+		}
+		return nil
+	case len(b.Recipients) == 0:
+		return errors.New("backup.recipients: say who can open the backups in backup.bucket: age1pq1…, as latticekeep backup keygen prints it")
+	case b.Scratch == "" && dataDir == "":
+		return errors.New("backup.scratch: name a folder with as much room as the database takes, in which each backup is restored to verify it")
+	}
+	return nil
 }
 
 func (c Compliance) check() error {

@@ -60,11 +60,7 @@ type Config struct {
 		KeyLifetime time.Duration `yaml:"keyLifetime"`
 	} `yaml:"sealing"`
 
-	Backup struct {
-		// Recipients are those to which backups over the interface are encrypted, age1pq1…, and
-		// nobody else. Only with these do backups carry the KMS key, if that is a key file.
-		Recipients []string `yaml:"recipients"`
-	} `yaml:"backup"`
+	Backup Backup `yaml:"backup"`
 
 	Audit      Audit      `yaml:"audit"`
 	Compliance Compliance `yaml:"compliance"`
@@ -256,6 +252,7 @@ func Default() Config {
 	s.Audit.Signing = string(writer.SignEntries)
 	s.Audit.Verification = DefaultVerification
 	s.Audit.Anchor.ConfigMap = DefaultAnchorConfigMap
+	s.Backup.Every, s.Backup.Keep = 24*time.Hour, 30*24*time.Hour
 	s.Mail.SMTP.Security = mail.STARTTLS
 	s.Rate.V1, s.Rate.V2, s.Rate.Address, s.Rate.Registrations = 1000, 5000, 1000, 30
 	s.Kubernetes.Workers = controllers.DefaultWorkers
@@ -297,6 +294,27 @@ type Audit struct {
 		// audit.retention.keep.
 		Archive string `yaml:"archive"`
 	} `yaml:"retention"`
+}
+
+// Backup says for whom backups are, and where the server puts those that it takes by itself.
+type Backup struct {
+	// Recipients are those to which backups are encrypted, age1pq1…, and nobody else: one over the
+	// interface to that which the caller names, one by the server itself to all of them. Only with
+	// these do backups carry the KMS key, if that is a key file.
+	Recipients []string `yaml:"recipients"`
+	// Bucket is the URL of the bucket into which the server takes backups by itself. It lies outside
+	// dataDir. Without one the server takes none.
+	Bucket string `yaml:"bucket"`
+	// Every is how often the server takes a backup, at least 1h. With several replicas one of them
+	// takes it.
+	Every time.Duration `yaml:"every"`
+	// Keep is how long a backup stays in backup.bucket, at least backup.every. 0s is for ever. The
+	// server deletes older ones once a newer one is verified.
+	Keep time.Duration `yaml:"keep"`
+	// Scratch is the folder in which each backup is restored to verify it. The scratch store takes as
+	// much room as the database, and is removed. The default is dataDir. Required with backup.bucket
+	// and store.url.
+	Scratch string `yaml:"scratch"`
 }
 
 // Compliance says what scores are judged by and where reports are kept.

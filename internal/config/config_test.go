@@ -59,6 +59,10 @@ sealing:
   keyLifetime: 24h
 backup:
   recipients: [RECIPIENT]
+  bucket: s3://backups?region=eu-central-1
+  every: 12h
+  keep: 240h
+  scratch: /var/lib/latticekeep-scratch
 audit:
   signing: batch
   verification: 12h
@@ -150,6 +154,7 @@ func TestAnEmptyKeyHasItsDefault(t *testing.T) {
 		"kubernetes.webhook": "true",
 		"operations.listen":  "", "log.level": "info", "log.format": "json", "log.clientAddress": "true", "operations.profiling": "false", "tracing.endpoint": "", "tracing.sampleRatio": "1",
 		"audit.signing": "entry", "audit.verification": "24h0m0s", "audit.anchor.configMap": "latticekeep-audit-anchor", "audit.anchor.bucket": "",
+		"backup.bucket": "", "backup.every": "24h0m0s", "backup.keep": "720h0m0s", "backup.scratch": "",
 		"audit.retention.keep": "0s", "audit.retention.archive": "", "compliance.reports": "", "compliance.catalogues": "",
 	} {
 		if got := shown(s, name); got != want {
@@ -344,6 +349,12 @@ func TestACombinationThatCannotRunIsRefusedByItsKey(t *testing.T) {
 		"audit.verification: ":                  {"LATTICEKEEP_AUDIT_VERIFICATION=1s"},
 		"audit.anchor.configMap: ":              {"LATTICEKEEP_AUDIT_ANCHOR_CONFIG_MAP=a/b"},
 		"audit.anchor.bucket: ":                 {"LATTICEKEEP_AUDIT_ANCHOR_BUCKET=file://relative/folder"},
+		"backup.every: give at least 1h":        {"LATTICEKEEP_BACKUP_EVERY=1m"},
+		"backup.keep: give 0s":                  {"LATTICEKEEP_BACKUP_KEEP=1h"},
+		"backup.bucket: give":                   {"LATTICEKEEP_BACKUP_BUCKET=/backups"},
+		"backup.recipients: say who":            {"LATTICEKEEP_BACKUP_BUCKET=s3://backups"},
+		"backup.scratch: it goes":               {"LATTICEKEEP_BACKUP_SCRATCH=/scratch"},
+		"backup.scratch: name a folder":         {"LATTICEKEEP_DATA_DIR=", "LATTICEKEEP_STORE_URL=postgres://vault@db/vault", "LATTICEKEEP_BACKUP_BUCKET=s3://backups", "LATTICEKEEP_BACKUP_RECIPIENTS=" + anyRecipient(t)},
 		"audit.retention.keep: give":            {"LATTICEKEEP_AUDIT_RETENTION_KEEP=1h", "LATTICEKEEP_AUDIT_RETENTION_ARCHIVE=s3://archive"},
 		"audit.retention.keep: say how long":    {"LATTICEKEEP_AUDIT_RETENTION_ARCHIVE=s3://archive"},
 		"audit.retention.archive: name":         {"LATTICEKEEP_AUDIT_RETENTION_KEEP=48h"},

@@ -138,6 +138,7 @@ var (
 // noRows are literals that look like the beginning of a row key, and what they begin instead.
 var noRows = map[string]string{
 	"anchor/":                      "object in a bucket of anchors",
+	"backup/":                      "object in the bucket of backups",
 	"reports/%s/%s-%d-%s.%s":       "object in the bucket of reports",
 	"attempt/":                     "refusals that are counted in memory",
 	"migrations/%04d.sql":          "embedded file",
