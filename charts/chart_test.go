@@ -119,6 +119,8 @@ func TestValuesThatCannotRunAreRefused(t *testing.T) {
 		{"replicas=2", "replicas: the embedded store has one writer"},
 		{"replicas=2,config.store.url=postgres://vault@db/vault,config.compliance.reports=s3://r", "config.kms.url: replicas that share a database share a KMS key"},
 		{"config.store.url=postgres://vault@db/vault,kms.existingSecret=kms", "config.compliance.reports: name a bucket"},
+		{"config.backup.bucket=s3://backups", "config.backup.recipients: say who can open"},
+		{"config.backup.bucket=file:///var/lib/latticekeep/backups,config.backup.recipients={age1pq1a}", "config.backup.bucket: name a bucket"},
 		{"config.store.url=postgres://vault@db/vault,kms.existingSecret=kms,config.compliance.reports=file:///var/lib/latticekeep/r", "the servers have no volume"},
 		{"config.store.url=postgres://vault:secret@db/vault", "url"},
 		{"config.store.url=mysql://vault@db/vault", "url"},

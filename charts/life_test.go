@@ -461,7 +461,7 @@ func (l *life) documented() {
 		claims[c.(map[string]any)["metadata"].(map[string]any)["name"].(string)+"-latticekeep-0"] = true
 	}
 	named := regexp.MustCompile(`claimName: ([a-z0-9-]+)`)
-	for _, kind := range []string{"Role", "Pod/orders", "CronJob", "PersistentVolumeClaim"} {
+	for _, kind := range []string{"Role", "Pod/orders", "PersistentVolumeClaim"} {
 		kind, name, _ := strings.Cut(kind, "/")
 		block := regexp.MustCompile(`(?ms)^( *)` + "```yaml\n *apiVersion: [a-z0-9./]+\n *kind: " + kind + `\n.*?^ *` + "```$").FindString(manual)
 		if !strings.Contains(block, name) {
@@ -475,7 +475,7 @@ func (l *life) documented() {
 			l.t.Errorf("applying the %s of the manual: %s", kind, out)
 		}
 		for _, c := range named.FindAllStringSubmatch(block, -1) {
-			if c[1] != "latticekeep-backups" && !claims[c[1]] {
+			if !claims[c[1]] {
 				l.t.Errorf("the chart makes no claim %s, which the %s of the manual mounts", c[1], kind)
 			}
 		}

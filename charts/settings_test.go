@@ -18,7 +18,7 @@ import (
 var own = []string{
 	"listen", "dataDir", "operations.listen", "operations.profiling", "store.passwordFile", "systemKeyFile", "systemKeySecret", "mail.smtp.passwordFile",
 	"tls.certFile", "tls.keyFile", "tls.secretName", "tls.terminated", "kubernetes.kubeconfig", "kubernetes.namespace",
-	"kubernetes.webhook", "compliance.catalogues",
+	"kubernetes.webhook", "compliance.catalogues", "backup.scratch",
 }
 
 // The schema of the values has every setting of the program but the chart's own, by the same name, and no other.

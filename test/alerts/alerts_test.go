@@ -346,6 +346,10 @@ func changedMetrics(t *testing.T) []string {
 			{"latticekeep_audit_retention_seconds", 30 * day, 30 * day, false},
 			{"latticekeep_audit_oldest_entry_timestamp_seconds", now - 31*day, now - 33*day, false},
 		},
+		"LatticekeepBackupOld": {
+			{"latticekeep_backup_interval_seconds", day, day, false},
+			{"latticekeep_backup_last_verified_timestamp_seconds", now - day, now - 3*day, false},
+		},
 		"LatticekeepStalled":         {{`latticekeep_sealedcredentials{condition="Stalled",status="True"}`, 0, 2, false}},
 		"LatticekeepRotationOverdue": {{`latticekeep_sealedcredentials{condition="Expiring",status="True"}`, 0, 1, false}},
 		"LatticekeepCredentialExpired": {

@@ -207,7 +207,15 @@ https://latticekeep.{{ .Release.Namespace }}.svc:8200
 {{- if .Values.catalogues.existingConfigMap -}}
 {{- $_ := set $own "compliance" (dict "catalogues" "/etc/latticekeep/catalogues") -}}
 {{- end -}}
+{{- if include "latticekeep.scratch" . -}}
+{{- $_ := set $own "backup" (dict "scratch" "/var/lib/latticekeep-scratch") -}}
+{{- end -}}
 {{- toYaml (mustMergeOverwrite (deepCopy .Values.config) $own) -}}
+{{- end }}
+
+{{- /* Says whether the server needs a volume to verify its backups: the embedded store has one. */}}
+{{- define "latticekeep.scratch" -}}
+{{- if and (include "latticekeep.shared" .) (dig "backup" "bucket" "" .Values.config) }}true{{ end -}}
 {{- end }}
 
 {{- /* What both pods may connect to. */}}
