@@ -80,6 +80,8 @@ func (w *world) testTarget(t *testing.T) {
 	// The operator repairs drift without a change of the object: changed data, changed labels, a
 	// deleted Secret.
 	want := map[string]string{"PGPASSWORD": values["password"], "url": string(s.Data["url"])}
+	const repairs = "latticekeep_target_repairs_total{}"
+	before := w.gathered()[repairs]
 	for i, drift := range []func(){
 		func() {
 			s.Data["PGPASSWORD"], s.Data["more"] = []byte("x"), []byte("y")
@@ -93,6 +95,9 @@ func (w *world) testTarget(t *testing.T) {
 		w.clock.Advance(10 * time.Minute)
 		sc = w.awaitThat(sc, fmt.Sprintf("drift %d to be repaired", i), func(sc *v1beta1.SealedCredential) bool { return sc.Status.Target.ResourceVersion != was })
 		sc, s = w.awaitTarget(sc, 3, want)
+	}
+	if n := w.gathered()[repairs] - before; n < 2 { // a label of somebody else's may stay
+		t.Errorf("the repairs of data and of a deletion are counted as %v", n)
 	}
 
 	// Another type replaces the Secret under the same name.

@@ -240,6 +240,10 @@ func TestRateLimits(t *testing.T) {
 			t.Errorf("v1, request %d: %d, Retry-After %q", i, r.Status, r.Header.Get("Retry-After"))
 		}
 	}
+	if in := s.Metrics(); !strings.Contains(in, "\nlatticekeep_http_requests_limited_total{rate=\"address\"} 0\n") ||
+		strings.Contains(in, "\nlatticekeep_http_requests_limited_total{rate=\"tenant\"} 0\n") {
+		t.Error("the refusals are not counted for the tenant")
+	}
 	other := s.GrantKeyIn(s.Stranger().Tenant, authz.VaultRead) // and so has a neighbour
 	s.Call(servertest.Request{Method: "GET", Path: "/api/v2/vault/list", Key: other}).Want(t, http.StatusOK)
 	s.Clock.Advance(time.Minute)
@@ -261,6 +265,9 @@ func TestAStrangersAddressHasABucket(t *testing.T) {
 		}
 	}
 	small.Call(servertest.Request{Method: "POST", Path: "/api/v2/auth/login", Body: `{"email":"a@example.org","password":"x"}`}).Message(t, http.StatusTooManyRequests)
+	if !strings.Contains(small.Metrics(), "\nlatticekeep_http_requests_limited_total{rate=\"address\"} 3\n") {
+		t.Error("the refusals are not counted for the address")
+	}
 	// Who is known does not pay for its neighbours.
 	small.Get("/api/v2/vault/list").Want(t, http.StatusOK)
 	if r := small.Get("/healthz"); r.Status != http.StatusOK || r.Header.Get("X-RateLimit-Remaining") != "0" {

@@ -35,14 +35,14 @@ import (
 // Scrape is what Prometheus gets from one target at one time.
 type Scrape struct {
 	Time   time.Time         `json:"time"`
-	Labels map[string]string `json:"labels"` // of the target, such as job and instance
+	Labels map[string]string `json:"labels"` // such as job and instance
 	Text   string            `json:"text"`   // empty: the target did not answer
 	Gone   bool              `json:"gone"`   // the target is no longer known
 }
 
 // Alert is an alert that fires.
 type Alert struct {
-	Time        time.Time         `json:"time"` // of the evaluation
+	Time        time.Time         `json:"time"` // when the rules were evaluated
 	Labels      map[string]string `json:"labels"`
 	Annotations map[string]string `json:"annotations"`
 }

@@ -168,8 +168,12 @@ func TestKeysAreCachedForTheirTimeAndNoLonger(t *testing.T) {
 	if n := calls(); n != 1 {
 		t.Fatalf("%d calls", n)
 	}
+	asked := f.now()
 	f.kms.down.Store(true)
 	f.clock.Add(299)
+	if n, oldest := f.ring.Cached(); n != 1 || !oldest.Equal(asked) {
+		t.Errorf("%d sets are cached, the oldest since %v and not %v", n, oldest, asked)
+	}
 	if err := use(); err != nil {
 		t.Fatal("within the time:", err)
 	}

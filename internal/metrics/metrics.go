@@ -100,17 +100,17 @@ type Calls struct {
 
 // The operations and results of calls of the KMS.
 const (
-	wrap, unwrap                             = "wrap", "unwrap"
-	ok, unavailable, refused, failed, gaveUp = "ok", "unavailable", "refused", "failed", "cancelled"
+	wrap, unwrap                                    = "wrap", "unwrap"
+	succeeded, unavailable, refused, failed, gaveUp = "ok", "unavailable", "refused", "failed", "cancelled"
 )
 
 // NewCalls returns the metrics with all of their labels at 0, so that a first failure is an
 // increase.
 func NewCalls() *Calls {
-	fromHalfAMillisecond := prometheus.ExponentialBuckets(0.0005, 2, 15) // to 8 s
+	durations := prometheus.ExponentialBuckets(0.0005, 2, 15) // 0.5 ms to 8 s
 	c := &Calls{
 		commits: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "latticekeep_store_commit_duration_seconds", Buckets: fromHalfAMillisecond,
+			Name: "latticekeep_store_commit_duration_seconds", Buckets: durations,
 			Help: "Time of a commit that succeeded, from the first change of its group to the disk's or PostgreSQL's answer.",
 		}),
 		updates: prometheus.NewHistogram(prometheus.HistogramOpts{
@@ -126,7 +126,7 @@ func NewCalls() *Calls {
 			Help: "Calls of the key-management service, by operation and result: ok, unavailable, refused, failed, or cancelled by us.",
 		}, []string{"operation", "result"}),
 		kmsDuration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "latticekeep_kms_call_duration_seconds", Buckets: fromHalfAMillisecond,
+			Name: "latticekeep_kms_call_duration_seconds", Buckets: durations,
 			Help: "Time of a call of the key-management service with its repetitions, whatever its result.",
 		}, []string{"operation"}),
 		kmsSuccess: prometheus.NewGauge(prometheus.GaugeOpts{
@@ -135,7 +135,7 @@ func NewCalls() *Calls {
 		}),
 	}
 	for _, operation := range []string{wrap, unwrap} {
-		for _, result := range []string{ok, unavailable, refused, failed, gaveUp} {
+		for _, result := range []string{succeeded, unavailable, refused, failed, gaveUp} {
 			c.kms.WithLabelValues(operation, result)
 		}
 	}
@@ -185,7 +185,7 @@ func (c *Calls) timed(ctx context.Context, operation string, err *error) (end fu
 		result := failed
 		switch kind := fault.Of(*err); {
 		case *err == nil:
-			result = ok
+			result = succeeded
 			c.kmsSuccess.SetToCurrentTime()
 		case errors.Is(ctx.Err(), context.Canceled):
 			result = gaveUp

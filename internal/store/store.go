@@ -174,7 +174,7 @@ type Hook func(tx Tx, events []any) error
 // Commit is one attempt to commit a group of Updates, as an [Observer] sees it.
 type Commit struct {
 	Updates int           // members of the group
-	Took    time.Duration // from the group's first closure, or from its wait for the lock, to the outcome
+	Took    time.Duration // begins with the group's first closure, or its wait for the lock
 	Err     error         // nil when the commit is durable
 }
 

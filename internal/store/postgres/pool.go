@@ -97,7 +97,7 @@ func (p *pool) ask(ctx context.Context, query string, fresh bool) (int64, error)
 type Stats struct {
 	Limit, Used, Idle int
 	Waits             uint64        // how often a connection was asked for while all were used
-	Waited            time.Duration // by all who waited, together
+	Waited            time.Duration // sum of these waits
 	Reachable         bool          // the server was reached at the last attempt
 	Outages           uint64        // how often it was lost
 }
