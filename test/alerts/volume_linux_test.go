@@ -2,6 +2,7 @@ package alerts
 
 import (
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -35,15 +36,21 @@ func diskFills(t *testing.T) []string {
 	filling := p.during(40*time.Minute, p.scraped(s, nil))
 	fill(megabytes << 20 / 50)
 	full := p.during(2*time.Minute, p.scraped(s, nil))
+	fill(0)
+	s.makeKey()
+	await(t, s, "a change to be refused", func() bool { return s.seal() == http.StatusServiceUnavailable })
+	refused := p.during(4*time.Minute, p.scraped(s, func() { s.seal() }))
 	if err := os.Remove(filler); err != nil {
 		t.Fatal(err)
 	}
+	awaitMetric(t, s, `latticekeep_serving{class="change"} 1`)
 	after := p.during(5*time.Minute, p.scraped(s, nil))
 	firing := p.firing("1")
 	want(t, "before", firing(before))
 	want(t, "with a tenth left", firing(filling), "LatticekeepDiskFilling")
+	want(t, "with a fiftieth left", firing(full), "LatticekeepDiskFilling", "LatticekeepDiskFull")
 	want(t, "after", firing(after))
-	return want(t, "with a fiftieth left", firing(full), "LatticekeepDiskFilling", "LatticekeepDiskFull")
+	return want(t, "with nothing left", firing(refused), "LatticekeepDiskFilling", "LatticekeepDiskFull", "LatticekeepNotServing")
 }
 
 // mount returns a volume of its own in memory, until the end of the test. Only root may mount one.
