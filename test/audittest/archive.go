@@ -10,7 +10,6 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/objects"
 	"github.com/latticekeep/latticekeep/internal/store"
-	"github.com/latticekeep/latticekeep/internal/store/bolt"
 )
 
 // Folder returns an archive of files, and its path.
@@ -66,11 +65,7 @@ func (f *Fixture) Restart() {
 		f.T.Fatal(err)
 	}
 	l := NewParts(f.Now)
-	s, err := bolt.Open(f.Path, bolt.Options{Hook: l.Commit})
-	if err != nil {
-		f.T.Fatal(err)
-	}
-	f.T.Cleanup(func() { s.Close() })
+	s := f.Opens(l.Commit)
 	if err := l.Use(f.T.Context(), Rehearsing(f.T, s), f.Log.Signer, f.Log.Chain.ChainID); err != nil {
 		f.T.Fatal(err)
 	}
