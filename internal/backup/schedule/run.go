@@ -33,7 +33,7 @@ func (s *Schedule) RunOnce(ctx context.Context) error {
 		}
 		return err
 	}
-	working, renewed := s.renew(ctx, c)
+	working, stopRenewing := s.renew(ctx, c)
 	written, err := s.take(working, c)
 	if err == nil {
 		err = s.finish(working, c, written)
@@ -42,8 +42,8 @@ func (s *Schedule) RunOnce(ctx context.Context) error {
 		if lost := context.Cause(working); errors.Is(lost, errTakenOver) {
 			err = lost
 		}
-		renewed()
-		pause := s.giveUp(ctx, c)
+		stopRenewing()
+		pause := s.giveUp(ctx, c, err)
 		if ctx.Err() == nil {
 			s.failed(ctx, Take, "taking a backup failed; retrying", err, "in", pause)
 		}
@@ -52,7 +52,7 @@ func (s *Schedule) RunOnce(ctx context.Context) error {
 	defer written.Wipe()
 	s.Logger.InfoContext(ctx, "took a backup", "object", c.Attempt)
 	err = s.verify(working, c, written)
-	renewed()
+	stopRenewing()
 	switch {
 	case err != nil && ctx.Err() == nil:
 		s.failed(ctx, Verify, "a backup was taken, but could not be restored and verified; none is deleted meanwhile", err, "object", c.Attempt)

@@ -184,7 +184,8 @@ func (s *Schedule) due(r row, now time.Time) bool {
 type claimed struct {
 	Attempt, By string
 	began       time.Time
-	leftover    string // object that an earlier attempt did not finish
+	leftover    string // object that an earlier attempt may not have finished
+	begun       bool   // the object may be in the bucket because of this attempt
 }
 
 var (
@@ -264,11 +265,18 @@ const giveUpTimeout = 10 * time.Second
 
 // giveUp removes what the attempt has left in the bucket, and says when the next one may begin: at once
 // when this process ends.
-func (s *Schedule) giveUp(ctx context.Context, c *claimed) (pause time.Duration) {
+func (s *Schedule) giveUp(ctx context.Context, c *claimed, why error) (pause time.Duration) {
 	ending := ctx.Err() != nil
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveUpTimeout)
 	defer cancel()
-	removed := s.remove(ctx, c.Attempt)
+	var removed error
+	switch {
+	case !c.begun:
+	case errors.Is(why, errTakenOver): // so it is not recorded, even if it is whole
+		removed = s.remove(ctx, c.Attempt)
+	default:
+		removed = s.removeUnfinished(ctx, c.Attempt)
+	}
 	err := s.update(ctx, func(r *row) error {
 		if r.By != c.By {
 			return errTakenOver
@@ -311,6 +319,17 @@ func (s *Schedule) timeOf(name string) (at time.Time, ok bool) {
 	text, whole := strings.CutSuffix(text, suffix)
 	at, err := time.Parse(timeFormat, text)
 	return at, ours && whole && err == nil && timePattern.MatchString(text)
+}
+
+// removeUnfinished deletes what an attempt left. A backup that has its signature is whole, and stays:
+// the row of a restored database names the backup that it was restored from, and a commit that was not
+// confirmed may have recorded one.
+func (s *Schedule) removeUnfinished(ctx context.Context, name string) error {
+	whole, err := s.Bucket.Exists(ctx, name+signatureSuffix)
+	if err != nil || whole {
+		return err
+	}
+	return s.remove(ctx, name)
 }
 
 // remove deletes a backup and its signature, or what there is of them.

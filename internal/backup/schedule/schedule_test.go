@@ -471,3 +471,26 @@ func TestALostClaimLeavesNothing(t *testing.T) {
 		t.Errorf("the status is %+v", s)
 	}
 }
+
+// The row of a restored database names the backup that it came from, as one that is being written.
+func TestARestoredServerKeepsTheBackupThatItCameFrom(t *testing.T) {
+	d := newDeployment(t, "file://"+t.TempDir())
+	r := d.replica(boltStore(t))
+	must(t, r.RunOnce(t.Context()))
+	r.has("20261124-021700")
+	path := filepath.Join(t.TempDir(), "restored.db")
+	must(t, r.Bucket.Download(t.Context(), r.names()[0], func(file io.Reader) error {
+		from, err := restore.Open(file, []backup.Identity{d.identity})
+		must(t, err)
+		return (&restore.Restored{From: from}).Into(t.Context(), path, nil)
+	}))
+	must(t, r.db.Close())
+	d.after(time.Hour)
+	again := d.replica(func(hook store.Hook) (store.Database, error) { return bolt.Open(path, bolt.Options{Hook: hook}) })
+	again.KMSKeys = nil
+	again.Scratch = filepath.Join(t.TempDir(), "missing") // so the next one is not verified
+	if err := again.RunOnce(t.Context()); err == nil {
+		t.Error("a backup was verified without a scratch store")
+	}
+	again.has("20261124-021700", "20261124-031700")
+}

@@ -32,7 +32,7 @@ func (s *Schedule) take(ctx context.Context, c *claimed) (_ *backup.Written, err
 		return nil, fmt.Errorf("%s exists already, and nothing is ever overwritten", c.Attempt)
 	}
 	if c.leftover != "" {
-		if err := s.remove(ctx, c.leftover); err != nil {
+		if err := s.removeUnfinished(ctx, c.leftover); err != nil {
 			return nil, fmt.Errorf("removing what an unfinished backup left: %w", err)
 		}
 	}
@@ -66,6 +66,7 @@ func (s *Schedule) take(ctx context.Context, c *claimed) (_ *backup.Written, err
 	}
 	h := backup.Header{Chain: s.Log.Fingerprint(), Identity: s.Keys.Identity(), CreatedAt: c.began, Program: s.Program, Format: raised}
 	var written *backup.Written
+	c.begun = true
 	err = s.Bucket.Upload(ctx, c.Attempt, func(w io.Writer) (err error) {
 		written, err = backup.WriteFile(ctx, w, s.Store, h, keys, s.Recipients, s.Keys)
 		return err
