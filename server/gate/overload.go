@@ -84,7 +84,7 @@ func newBodies(memoryLimit int64) *fair.Semaphore[authz.TenantID] {
 // reserve reserves memory for a body before it is read, and waits for it if there is none. Small
 // bodies, which are most, need none. Error: ErrOverloaded.
 func (call *Call) reserve(ctx context.Context, size int64) error {
-	if size <= smallBody || !call.operation.waits() {
+	if size <= smallBody {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, longestBodyWait)

@@ -287,7 +287,8 @@ func TestABodyOnItsWayHoldsNoPlace(t *testing.T) {
 	eventually(t, "nobody is in", func() bool { return g.Load().InFlight == 0 })
 }
 
-// reading reads a body for a tenant, as an admitted request does.
+// reading reads a body for a tenant, as an admitted request does. The operation of tenant a waits in
+// line, that of others does not.
 func reading(t *testing.T, g *Gate, tenant authz.TenantID, body string, chunked bool) (*Call, error) {
 	t.Helper()
 	c, _ := gin.CreateTestContext(httptest.NewRecorder())
@@ -295,7 +296,11 @@ func reading(t *testing.T, g *Gate, tenant authz.TenantID, body string, chunked 
 	if chunked {
 		c.Request.ContentLength = -1
 	}
-	call := &Call{gate: g, operation: &operation{}, Caller: identity.Caller{Principal: authz.Principal{Tenant: tenant}}}
+	op := &operation{}
+	if tenant != "a" {
+		op.Patience = time.Minute
+	}
+	call := &Call{gate: g, operation: op, Caller: identity.Caller{Principal: authz.Principal{Tenant: tenant}}}
 	got, err := call.readBody(c, true)
 	if call.body = got; err == nil && string(got) != body {
 		t.Errorf("%d bytes of %d", len(got), len(body))
