@@ -12,6 +12,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -406,4 +407,37 @@ func TestTheReserveIsAThresholdWhereBlocksAreNotKept(t *testing.T) {
 	must(t, record(s, "removal", true))
 	must(t, os.Remove(other))
 	eventually(t, "a change after the disk had room", func() bool { return record(s, "change/after", false) == nil })
+}
+
+// A change that is refused takes no room from the reads that are committed with it.
+func TestARefusedChangeTakesNothingFromTheReserve(t *testing.T) {
+	dir := disktest.Mount(t, disktest.Tmpfs, 64<<20)
+	s := open(t, filepath.Join(dir, "db"), withReserve(1<<30))
+	put(t, s, "first", nil)
+	disktest.Fill(t, dir)
+	fillUntilReserved(t, s)
+	for i := range 3 {
+		must(t, record(s, fmt.Sprint("removal/", i), true))
+	}
+	hold, in := make(chan struct{}), make(chan struct{})
+	var read, refused error
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		_ = s.Update(context.Background(), func(store.Tx) error { close(in); <-hold; return nil })
+	})
+	<-in
+	wg.Go(func() { read = record(s, "removal/x", true) })
+	eventually(t, "queued", func() bool { return s.queue.queued() == 1 })
+	wg.Go(func() {
+		refused = s.Update(context.Background(), func(tx store.Tx) error {
+			tx.Enqueue(event{false})
+			return tx.Put([]byte("big"), make([]byte, 4<<20))
+		})
+	})
+	eventually(t, "queued", func() bool { return s.queue.queued() == 2 })
+	close(hold)
+	wg.Wait()
+	if read != nil || !errors.Is(refused, errReserved) {
+		t.Errorf("the read: %v; the change: %v", read, refused)
+	}
 }

@@ -160,8 +160,8 @@ func (w *writer) fits(t *tx) error {
 	return fmt.Errorf("growing the file: %w", syscall.ENOSPC)
 }
 
-// room returns how many bytes can be written after the first used ones, and from enough on at least
-// that many.
+// room returns how many bytes can be written after the first used ones. It stops counting at enough,
+// so there may be more.
 func (f *file) room(used, enough int64) int64 {
 	if f.sparse {
 		_, free, _, err := volume(f.Name())
@@ -181,8 +181,8 @@ func (f *file) room(used, enough int64) int64 {
 	return tail + free/2 // half, because a row that needs several pages side by side may find none
 }
 
-// grow allocates so much after the first used bytes that room bytes can be written there, and some
-// more for later. On a volume that has less, it takes what there is.
+// grow allocates room bytes after the first used ones and some more for later, or what the volume
+// has left.
 func (f *file) grow(used, room int64) error {
 	_, free, keeps, err := volume(f.Name())
 	if f.sparse = f.sparse || err != nil || !keeps; f.sparse {
@@ -233,8 +233,8 @@ func (f *file) findAllocated(used int64) error {
 }
 
 // growth returns about the number of bytes by which a commit of t makes the file longer, if no page
-// is free: what was put, the pages around that, and the list of free pages. Of an event, the entry
-// is yet to come.
+// is free: what was put, the pages around that, and the list of free pages. Entries of events are
+// written later, by the hook, so they are estimated.
 func (t *tx) growth() int64 {
 	const entry = 8 << 10
 	page := int64(os.Getpagesize())

@@ -226,9 +226,9 @@ func (t *tx) note(err error) error {
 }
 
 // mark is a point in the transaction to which undo returns.
-type mark struct{ changes, events, after int }
+type mark struct{ changes, events, after, bytes int }
 
-func (t *tx) mark() mark { return mark{len(t.log), len(t.events), len(t.after)} }
+func (t *tx) mark() mark { return mark{len(t.log), len(t.events), len(t.after), t.bytes} }
 
 func (t *tx) undo(m mark) {
 	for i := len(t.log) - 1; i >= m.changes; i-- {
@@ -244,7 +244,7 @@ func (t *tx) undo(m mark) {
 		}
 		t.changes++
 	}
-	t.log, t.events, t.after = t.log[:m.changes], t.events[:m.events], t.after[:m.after]
+	t.log, t.events, t.after, t.bytes = t.log[:m.changes], t.events[:m.events], t.after[:m.after], m.bytes
 }
 
 // changed reports whether there is anything to commit.
