@@ -22,7 +22,6 @@ package health
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -156,6 +155,3 @@ func stops(classes []Class) string {
 
 // oneLine joins the lines of a text, such as those that libraries make of several errors.
 func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
-
-// ErrUnasked is the error of a [Watch]'s Try that learned nothing about its part.
-var ErrUnasked = errors.New("another part failed first")

@@ -209,3 +209,24 @@ func TestAProbeThatLearnsNothingChangesNothing(t *testing.T) {
 		}
 	})
 }
+
+func TestWhoeverHangsUpIsNoOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		w := &Watch{Bridges: 5 * time.Minute, Now: time.Now, Last: func() Outcome { return Outcome{Succeeded: start} },
+			Try: func(ctx context.Context) error {
+				select {
+				case <-time.After(20 * time.Millisecond):
+					return nil
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			}}
+		time.Sleep(6 * time.Minute)
+		ctx, hangUp := context.WithTimeout(t.Context(), time.Millisecond)
+		defer hangUp()
+		if err := w.Ask(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -17,9 +17,15 @@ type Outcome struct {
 // probeInterval is the shortest time between two calls that a [Watch] makes.
 const probeInterval = 10 * time.Second
 
+// probeTimeout bounds such a call.
+const probeTimeout = 2 * time.Second
+
+// ErrUnasked is the error of a [Watch]'s Try that learned nothing about its part.
+var ErrUnasked = errors.New("another part failed first")
+
 // Watch judges a part by how its calls end.
 type Watch struct {
-	Last func() Outcome              // of the calls that requests made
+	Last func() Outcome              // outcome of the requests' own calls
 	Try  func(context.Context) error // makes a call, within a second; ErrUnasked: nothing was learned
 	// Bridges is how long requests go on without the part, because they keep what it gave. The part
 	// fails once its calls have not succeeded for longer.
@@ -27,7 +33,7 @@ type Watch struct {
 	Now     func() time.Time
 
 	mu   sync.Mutex
-	own  Outcome // of the calls of Try
+	own  Outcome // outcome of Try
 	next time.Time
 }
 
@@ -51,7 +57,10 @@ func (w *Watch) Ask(ctx context.Context) error {
 	return nil
 }
 
+// probe makes a call that goes on when whoever asked hangs up: that would say nothing about the part.
 func (w *Watch) probe(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), probeTimeout)
+	defer cancel()
 	switch err := w.Try(ctx); {
 	case errors.Is(err, ErrUnasked):
 	case err == nil:
