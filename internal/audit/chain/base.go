@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/entries"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
@@ -152,7 +153,7 @@ func (ch *Chain) OldestTime(ctx context.Context) (at time.Time, err error) {
 			return err
 		}
 		var bad error
-		err = r.Scan(store.Range{From: audit.EntryKey(cut + 1), To: audit.EntryKey(math.MaxUint64)}, func(_, row []byte) bool {
+		err = entries.Scan(r, store.Range{From: audit.EntryKey(cut + 1), To: audit.EntryKey(math.MaxUint64)}, func(_, row []byte) bool {
 			var oldest audit.StoredEntry
 			if oldest, bad = audit.DecodeStoredEntry(row, audit.NoSignature); bad == nil {
 				at = oldest.Entry.Time()

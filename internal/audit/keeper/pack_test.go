@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/entries"
@@ -366,4 +367,19 @@ func costOfReads(t testing.TB, f *audittest.Fixture, n int, p *Packer) float64 {
 		t.Fatal(err)
 	}
 	return float64(used()-before) / float64(n)
+}
+
+func TestTheOldestEntryMayBePacked(t *testing.T) {
+	f := audittest.NewFixture(t)
+	f.Fill(70)
+	f.Advance(90 * 24 * time.Hour)
+	f.Fill(70)
+	f.Follow()
+	before, err := f.Log.OldestTime(t.Context())
+	if n := packed(t, f); err != nil || n == 0 {
+		t.Fatal(n, err)
+	}
+	if after, err := f.Log.OldestTime(t.Context()); err != nil || !after.Equal(before) {
+		t.Errorf("packed, the oldest entry is of %v, was %v: %v", after, before, err)
+	}
 }
