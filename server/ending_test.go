@@ -3,7 +3,7 @@ package server
 import (
 	"context"
 	"io"
-	"log"
+	"log/slog"
 	"net"
 	"net/http"
 	"testing"
@@ -17,13 +17,13 @@ func TestAStalledUploadDoesNotFailTheEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	begun := make(chan struct{})
-	h := &http.Server{ErrorLog: log.New(io.Discard, "", 0), Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { //nolint:gosec // loopback
+	h := &http.Server{Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { //nolint:gosec // loopback
 		close(begun)
 		_, _ = io.ReadAll(r.Body)
 	})}
 	ctx, stop := context.WithCancel(t.Context())
 	served := make(chan error, 1)
-	go func() { served <- serve(ctx, h, l, time.Millisecond) }()
+	go func() { served <- serve(ctx, h, l, time.Millisecond, slog.New(slog.DiscardHandler)) }()
 	conn, err := net.Dial("tcp", l.Addr().String())
 	if err != nil {
 		t.Fatal(err)

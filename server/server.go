@@ -224,7 +224,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	h := s.listener(s.engine)
 	h.RegisterOnShutdown(s.gate.EndStreams)
 	h.RegisterOnShutdown(func() { s.ending.Store(true) })
-	return serve(ctx, h, l, drainTimeout)
+	return serve(ctx, h, l, drainTimeout, s.config.Logger)
 }
 
 // ServeOperations serves /healthz, /readyz and /metrics on l until ctx ends, and closes l. End ctx
@@ -237,7 +237,7 @@ func (s *Server) ServeOperations(ctx context.Context, l net.Listener) error {
 	if s.config.Profiling {
 		profile(engine)
 	}
-	return serve(ctx, s.listener(engine), l, drainTimeout)
+	return serve(ctx, s.listener(engine), l, drainTimeout, s.config.Logger)
 }
 
 // profile adds the profiles of the process, such as its stacks. They show no value in memory.
@@ -273,7 +273,7 @@ func (s *Server) listener(handler http.Handler) *http.Server {
 // connectionLog logs what net/http says about connections. Its texts name the client.
 type connectionLog struct{ *Server }
 
-var ofClient = regexp.MustCompile(` from ([^ ]+):\d+:`)
+var ofClient = regexp.MustCompile(` from (?:client )?([^ ]+):\d+:`)
 
 // Write implements io.Writer.
 func (l connectionLog) Write(text []byte) (int, error) {
@@ -286,7 +286,7 @@ func (l connectionLog) Write(text []byte) (int, error) {
 }
 
 // serve answers on l until ctx ends, and then waits for the requests in flight, with patience.
-func serve(ctx context.Context, h *http.Server, l net.Listener, patience time.Duration) error {
+func serve(ctx context.Context, h *http.Server, l net.Listener, patience time.Duration, logger *slog.Logger) error {
 	failed := make(chan error, 1)
 	go func() { failed <- h.Serve(l) }()
 	select {
@@ -298,7 +298,7 @@ func serve(ctx context.Context, h *http.Server, l net.Listener, patience time.Du
 	defer cancel()
 	err := h.Shutdown(drain)
 	if errors.Is(err, context.DeadlineExceeded) { // a stalled upload is no failure of the server
-		h.ErrorLog.Printf("the server ends: requests that did not finish within %s are broken off", patience)
+		logger.WarnContext(ctx, "ending: broke off requests that did not finish in time", "after", patience)
 		err = nil
 	}
 	if err := errors.Join(err, h.Close()); err != nil {

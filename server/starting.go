@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/health"
 	"github.com/latticekeep/latticekeep/server/gate"
 )
@@ -34,10 +35,10 @@ func (l lentListener) Close() error { return l.SetDeadline(time.Unix(1, 0)) }
 func NewStarting(l *net.TCPListener, encryption *tls.Config, operations *net.TCPListener, reason func() error) *Starting {
 	s := &Starting{}
 	if operations == nil {
-		s.serve(l, encryption, probing(reason))
+		s.serve(l, encryption, probing(reason, fault.Message)) // anybody may ask there
 	} else {
 		s.serve(l, encryption, http.HandlerFunc(refuseWhileStarting))
-		s.serve(operations, nil, probing(reason))
+		s.serve(operations, nil, probing(reason, error.Error))
 	}
 	return s
 }
@@ -71,8 +72,9 @@ func (s *Starting) End() error {
 	return errors.Join(errs...)
 }
 
-// probing answers the operational endpoints while the server starts.
-func probing(reason func() error) http.Handler {
+// probing answers the operational endpoints while the server starts. text gives the reason to those
+// who may ask.
+func probing(reason func() error, text func(error) string) http.Handler {
 	monitor := health.New(health.Check{Name: "start", Scope: health.Replica, Stops: health.Classes(), Ask: func(context.Context) error { return reason() }})
 	mux := http.NewServeMux()
 	mux.HandleFunc("/", refuseWhileStarting)
@@ -84,7 +86,7 @@ func probing(reason func() error) http.Handler {
 		}
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		w.WriteHeader(http.StatusServiceUnavailable)
-		_, _ = w.Write([]byte(monitor.Report(r.Context()).Text(error.Error)))
+		_, _ = w.Write([]byte(monitor.Report(r.Context()).Text(text)))
 	})
 	return mux
 }

@@ -76,7 +76,7 @@ func (p *evidence) configured(ctx context.Context, logger *slog.Logger, key, add
 }
 
 // openAnchors asks the anchors for their checkpoints before anything is written. A checkpoint may
-// halt the log. That is logged and shown by /readyz, but it does not stop the start, because an
+// halt the log. That is logged and shown by /readyz?verbose, but it does not stop the start, because an
 // administrator accepts the loss over the API.
 func (p *evidence) openAnchors(ctx context.Context, log *writer.Log, guard *guard.Guard, logger *slog.Logger, now func() time.Time) error {
 	log.SetSigning(writer.Signing(p.Signing))

@@ -28,6 +28,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/config"
 	"github.com/latticekeep/latticekeep/internal/connections"
 	"github.com/latticekeep/latticekeep/internal/durable"
+	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/health"
 	"github.com/latticekeep/latticekeep/internal/identity/tokenreview"
 	"github.com/latticekeep/latticekeep/internal/mail"
@@ -130,7 +131,7 @@ func (p *production) openMeanwhile(ctx context.Context, l *net.TCPListener) (err
 		if reason := waiting.Load(); reason != nil {
 			return *reason
 		}
-		return errors.New("the database is being opened")
+		return fault.New(fault.Unavailable, "the database is being opened")
 	})
 	defer func() { err = errors.Join(err, meanwhile.End()) }()
 	for pause, last := firstWait, ""; ; pause = min(2*pause, lastWait) {

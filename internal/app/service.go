@@ -144,7 +144,7 @@ func (s *service) checks() []health.Check {
 	return checks
 }
 
-var errDiskFull = fault.Outage(fault.ReasonSpace, "the disk of the database is full, and only reads and removals are served: free space or make the volume larger", nil)
+var errDiskFull = fault.Outage(fault.ReasonSpace, "the disk of the database is full: free space or make the volume larger. Until then only reads and removals are served", nil)
 
 // clockAge is how old the last answer about the time may be. The clock asks more often by itself.
 const clockAge = 30 * time.Second
@@ -165,7 +165,7 @@ func (s *service) watchKMS() *health.Watch {
 	}
 }
 
-// ofItsOwn returns err unless it is a failure of the database, which has a check of its own.
+// ofItsOwn returns err unless another check reports it: that of the database, or that of the rows.
 func ofItsOwn(err error) error {
 	switch fault.ReasonOf(err) {
 	case fault.ReasonStore, fault.ReasonSpace, fault.ReasonTimeout, fault.ReasonRows:
