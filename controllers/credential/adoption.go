@@ -74,7 +74,7 @@ func (r *reconciler) adoptEntry(ctx context.Context, p authz.Principal, sc *v1be
 		return nil // the manifest itself has the values
 	}
 	const fresh = "or set spec.adoptFrom.newValues to true to begin with new ones"
-	if i := slices.IndexFunc(left, func(f vault.PreviousObject) bool { return f.Tenant == p.Tenant }); i >= 0 {
+	if i := slices.IndexFunc(left, func(o vault.PreviousObject) bool { return o.Tenant == p.Tenant }); i >= 0 {
 		o.previousValues = fmt.Sprintf("the vault keeps the values of a previous object of this name (%s): set spec.adoptFrom.credentialID to that id to go on with them, "+
 			"which needs the verb adopt, %s", left[i].Credential, fresh)
 	} else {

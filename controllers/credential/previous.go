@@ -42,14 +42,14 @@ type namesakes struct {
 }
 
 // previousAge is how long a finding counts, because REST may have deleted the credential since.
-// That there is none of a name counts until changed or stored is called.
+// An empty finding counts until changed or stored is called.
 const previousAge = 10 * time.Second
 
 // of returns the previous objects with the namespace and the name of sc. It first releases those
 // that went without their finalizer, which the sweeper has not found yet.
-func (f *previousObjects) of(ctx context.Context, sc *v1beta1.SealedCredential) ([]vault.PreviousObject, error) {
+func (p *previousObjects) of(ctx context.Context, sc *v1beta1.SealedCredential) ([]vault.PreviousObject, error) {
 	name := client.ObjectKeyFromObject(sc)
-	found, err := f.find(ctx, name)
+	found, err := p.find(ctx, name)
 	if err != nil {
 		return nil, err
 	}
@@ -58,64 +58,64 @@ func (f *previousObjects) of(ctx context.Context, sc *v1beta1.SealedCredential) 
 		return found.previous, nil
 	}
 	for _, owner := range gone {
-		if err := f.release(ctx, owner); err != nil {
+		if err := p.release(ctx, owner); err != nil {
 			return nil, err
 		}
 	}
-	f.changed()
-	found, err = f.find(ctx, name)
+	p.changed()
+	found, err = p.find(ctx, name)
 	return found.previous, err
 }
 
-func (f *previousObjects) find(ctx context.Context, name types.NamespacedName) (namesakes, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if found, some := f.byName[name]; !f.read.IsZero() && (!some || f.now().Sub(f.read) < previousAge) {
+func (p *previousObjects) find(ctx context.Context, name types.NamespacedName) (namesakes, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if found, some := p.byName[name]; !p.read.IsZero() && (!some || p.now().Sub(p.read) < previousAge) {
 		return found, nil
 	}
-	at := f.now()
-	owners, all, err := f.vault.Objects(ctx, f.cluster)
+	at := p.now()
+	owners, all, err := p.vault.Objects(ctx, p.cluster)
 	if err != nil {
 		return namesakes{}, err
 	}
-	f.byName, f.read = make(map[types.NamespacedName]namesakes), at
+	p.byName, p.read = make(map[types.NamespacedName]namesakes), at
 	for _, o := range all {
 		if o.Name == "" {
 			// A new object of that name does not find its values, and the name is unknown.
 			log.FromContext(ctx).Error(nil, "the row of a previous object is damaged: run latticekeep doctor", "tenant", o.Tenant, "credential", o.Credential)
 			continue
 		}
-		f.add(o.Owner, func(n *namesakes) { n.previous = append(n.previous, o) })
+		p.add(o.Owner, func(n *namesakes) { n.previous = append(n.previous, o) })
 	}
 	for _, o := range owners {
-		f.add(o, func(n *namesakes) { n.owners = append(n.owners, o) })
+		p.add(o, func(n *namesakes) { n.owners = append(n.owners, o) })
 	}
-	return f.byName[name], nil
+	return p.byName[name], nil
 }
 
 // add changes what is known of the objects with the name of o, while mu is held.
-func (f *previousObjects) add(o vault.Owner, change func(*namesakes)) {
+func (p *previousObjects) add(o vault.Owner, change func(*namesakes)) {
 	key := types.NamespacedName{Namespace: o.Namespace, Name: o.Name}
-	n := f.byName[key]
+	n := p.byName[key]
 	change(&n)
-	f.byName[key] = n
+	p.byName[key] = n
 }
 
 // stored notes that sc owns a credential from now on.
-func (f *previousObjects) stored(tenant authz.TenantID, sc *v1beta1.SealedCredential) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.read.IsZero() {
+func (p *previousObjects) stored(tenant authz.TenantID, sc *v1beta1.SealedCredential) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.read.IsZero() {
 		return
 	}
-	o := vault.Owner{Object: vault.Object{Cluster: f.cluster, Namespace: sc.Namespace, Name: sc.Name}, UID: string(sc.UID), Tenant: tenant}
-	f.add(o, func(n *namesakes) { n.owners = append(n.owners, o) })
+	o := vault.Owner{Object: vault.Object{Cluster: p.cluster, Namespace: sc.Namespace, Name: sc.Name}, UID: string(sc.UID), Tenant: tenant}
+	p.add(o, func(n *namesakes) { n.owners = append(n.owners, o) })
 }
 
 // changed has the previous objects read again, because an object is gone or another goes on with its
 // credential.
-func (f *previousObjects) changed() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.read = time.Time{}
+func (p *previousObjects) changed() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.read = time.Time{}
 }

@@ -108,7 +108,7 @@ func acceptedForm(sc *v1beta1.SealedCredential, owned *vault.Owned) [32]byte {
 	return sealing.FormDigest(sc)
 }
 
-// sweeper releases the vault entries of objects that were deleted without them: someone removed the
+// sweeper releases the vault entries of objects that went without the operator: someone removed the
 // finalizer by hand, or abandoned the object while the vault was down. Otherwise nobody could ever
 // change or delete such an entry. It runs when the operator starts, and at every recheck interval.
 //
@@ -129,12 +129,12 @@ type sweeper struct {
 
 // addOrphanSweeper adds the controller that releases the vault entries of objects deleted without
 // their finalizer.
-func addOrphanSweeper(mgr manager.Manager, c Config, left *previousObjects) error {
+func addOrphanSweeper(mgr manager.Manager, c Config, previous *previousObjects) error {
 	s := &sweeper{
 		cached: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder(v1beta1.OperatorName),
-		vault: c.Vault, previous: left, cluster: c.Cluster, schedule: requeue.NewSchedule(c.Now), now: c.Now,
+		vault: c.Vault, previous: previous, cluster: c.Cluster, schedule: requeue.NewSchedule(c.Now), now: c.Now,
 	}
-	left.release = s.release
+	previous.release = s.release
 	s.schedule.Set(types.NamespacedName{Name: "all"}, s.now())
 	return builder.ControllerManagedBy(mgr).
 		Named("orphans").

@@ -46,7 +46,7 @@ type Listener struct {
 
 	mu        sync.Mutex
 	exempt    int                     // connections that are never ended
-	addresses map[netip.Addr]*address // of strangers
+	addresses map[netip.Addr]*address // strangers only
 	idle      list.List               // strangers that wait for a request, longest first
 	busy      list.List               // strangers whose request is served, longest first
 	closed    map[Reason]int
@@ -66,7 +66,7 @@ type conn struct {
 	ended    bool
 
 	of          *address      // nil for a connection that is never ended
-	place, near *list.Element // of a stranger in idle or busy, and in the idle ones of its address
+	place, near *list.Element // a stranger's elements in idle or busy, and in its address's idle
 }
 
 // Listen bounds the connections of l.

@@ -60,7 +60,6 @@ const (
 	ReasonObjects  Reason = "objects"  // the object storage does not answer
 	ReasonOverload Reason = "overload" // too many requests are waiting
 	ReasonTimeout  Reason = "timeout"  // the request's time was over before its answer
-	ReasonStarting Reason = "starting" // the server is not ready yet
 	ReasonEnding   Reason = "ending"   // the server is shutting down
 	ReasonOther    Reason = "other"    // none of these, such as two changes at the same time
 )
@@ -68,7 +67,7 @@ const (
 // Reasons lists all reasons.
 func Reasons() []Reason {
 	return []Reason{ReasonStore, ReasonSpace, ReasonKMS, ReasonLog, ReasonRows, ReasonCluster, ReasonObjects, ReasonOverload, ReasonTimeout,
-		ReasonStarting, ReasonEnding, ReasonOther}
+		ReasonEnding, ReasonOther}
 }
 
 // Error returns the reason as a word.

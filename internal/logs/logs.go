@@ -32,7 +32,7 @@ func Limit(next slog.Handler) (limited slog.Handler, end func()) {
 // limit is what the handlers of one log share.
 type limit struct {
 	mu       sync.Mutex
-	messages map[string]map[string]*repeated // by message and error; those of the last second
+	messages map[string]map[string]*repeated // key: message, then error; only the last second
 	ended    bool
 }
 
@@ -49,7 +49,8 @@ func (r *repeated) write() {
 	r.newest, r.count = nil, 0
 }
 
-// holds keeps back a record that repeats one of the last second, which write writes.
+// holds reports whether a record repeats one of the last second. Such a record is kept back, and
+// write is called for it later.
 func (l *limit) holds(message, cause string, write func(leftOut int)) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

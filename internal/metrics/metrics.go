@@ -224,11 +224,7 @@ func Database(db store.Database) prometheus.Collector {
 		if u.Free >= 0 {
 			gauge(to, free, float64(u.Free))
 			gauge(to, reserve, float64(u.Reserve))
-			low := 0.0
-			if u.Reserved {
-				low = 1
-			}
-			gauge(to, reserved, low)
+			gauge(to, reserved, flag(u.Reserved))
 		}
 	}}
 }
