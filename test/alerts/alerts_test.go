@@ -322,7 +322,8 @@ func changedMetrics(t *testing.T) []string {
 	now := float64(time.Now().Unix())
 	const day = 86400
 	changed := map[string][]series{
-		"LatticekeepOverloaded": {{"latticekeep_http_requests_shed_total", 0, 5, true}},
+		"LatticekeepOverloaded":      {{"latticekeep_http_requests_shed_total", 0, 5, true}},
+		"LatticekeepConnectionsFull": {{`latticekeep_connections_closed_total{reason="full"}`, 0, 5, true}},
 		"LatticekeepRefusals": {
 			{`latticekeep_http_requests_total{method="GET",route="/api/v2/vault/:credential_id",status="403"}`, 1, 200, true},
 			{`latticekeep_http_requests_total{method="GET",route="/api/v2/vault/:credential_id",status="200"}`, 300, 300, true},
