@@ -206,7 +206,7 @@ func (b Backup) check(dataDir string) error {
 	case len(b.Recipients) == 0:
 		return errors.New("backup.recipients: say who can open the backups in backup.bucket: age1pq1…, as latticekeep backup keygen prints it")
 	case b.Scratch == "" && dataDir == "":
-		return errors.New("backup.scratch: name a folder with as much room as the database takes, in which each backup is restored to verify it")
+		return errors.New("backup.scratch: name a folder with half as much room again as the database takes, in which each backup is restored to verify it")
 	}
 	return nil
 }

@@ -311,9 +311,9 @@ type Backup struct {
 	// Keep is how long a backup stays in backup.bucket, at least backup.every. 0s is for ever. The
 	// server deletes older ones once a newer one is verified.
 	Keep time.Duration `yaml:"keep"`
-	// Scratch is the folder in which each backup is restored to verify it. The scratch store takes as
-	// much room as the database, and is removed. The default is dataDir. Required with backup.bucket
-	// and store.url.
+	// Scratch is the folder in which each backup is restored to verify it. The scratch store needs half
+	// as much room again as the database, and is removed. The default is dataDir. Required with
+	// backup.bucket and store.url.
 	Scratch string `yaml:"scratch"`
 }
 

@@ -213,7 +213,7 @@ func Keys(ring *keyring.Ring) prometheus.Collector {
 func Database(db store.Database) prometheus.Collector {
 	size := desc("latticekeep_store_bytes", "Size of the database file, or of the tables in PostgreSQL with their indexes.")
 	free := desc("latticekeep_store_free_bytes", "Part of the database file that the next commits use before it grows. Absent for PostgreSQL.")
-	reserve := desc("latticekeep_store_reserve_bytes", "What is left of the database file's reserve, from which reads and removals are served on a full disk. Absent for PostgreSQL.")
+	reserve := desc("latticekeep_store_reserve_bytes", "Remaining bytes of the reserve in the database file, from which reads and removals are served on a full disk. Absent for PostgreSQL.")
 	reserved := desc("latticekeep_store_reserved", "1 while the disk is full and changes are refused, otherwise 0. Absent for PostgreSQL.")
 	return scraped{[]*prometheus.Desc{size, free, reserve, reserved}, func(ctx context.Context, to chan<- prometheus.Metric) {
 		u, err := db.Usage(ctx)
@@ -232,7 +232,7 @@ func Database(db store.Database) prometheus.Collector {
 // Disk reports the volume of a folder.
 func Disk(dir string) prometheus.Collector {
 	size := desc("latticekeep_disk_bytes", "Size of the volume of the data directory.")
-	free := desc("latticekeep_disk_free_bytes", "What this process may still write on the volume of the data directory.")
+	free := desc("latticekeep_disk_free_bytes", "Bytes that this process may still write on the volume of the data directory.")
 	return scraped{[]*prometheus.Desc{size, free}, func(_ context.Context, to chan<- prometheus.Metric) {
 		var s syscall.Statfs_t
 		if err := syscall.Statfs(dir, &s); err != nil {
