@@ -253,7 +253,7 @@ func TestNothingOfAnAirGappedInstallationIsOutside(t *testing.T) {
 	for _, o := range objects(t, out) {
 		switch o.GetKind() {
 		case "CustomResourceDefinition", "PrometheusRule":
-			continue // which have links to read
+			continue // their links are for people, not for the cluster
 		}
 		for _, url := range regexp.MustCompile(`https?://[^\s"\\]+`).FindAllString(text(t, []unstructured.Unstructured{o}), -1) {
 			if !strings.HasPrefix(url, "https://latticekeep."+namespace+".svc:8200") {

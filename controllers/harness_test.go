@@ -73,11 +73,11 @@ type world struct {
 	canaries []string // every value sealed so far
 	wire     wire
 	metrics  *controllers.Metrics
-	policy   sealing.Policy // for the next start
+	policy   sealing.Policy // the next start uses it
 	restart  bool           // the next start restarts workloads
 	pace     controllers.Pace
 	watched  []string            // namespaces whose Secrets the next start watches
-	tenants  controllers.Tenants // for the next start
+	tenants  controllers.Tenants // the next start uses them
 
 	// These fields are set while the deployment is open.
 	store    *flaky

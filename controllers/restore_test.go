@@ -616,8 +616,8 @@ type moved struct {
 	owned, waiting map[string]string // values of objects pg and waits
 	given          map[string]string // values of objects sealed and imported
 	sealed         *v1beta1.SealedCredential
-	entry          string // of sealed
-	uid            string // of waits
+	entry          string // id of the entry of object sealed
+	uid            string // UID of object waits
 	sealedUID      string
 }
 

@@ -52,7 +52,7 @@ func (w *world) testSharedTarget(t *testing.T) {
 
 	theirs := "Update " + filepath.Base(os.Args[0]) // this test's own writes
 
-	// What others add stays, and is no reason to open the values.
+	// Labels and annotations of others stay, and the values are not opened for them.
 	unseals := w.unseals(sc)
 	metav1.SetMetaDataLabel(&s.ObjectMeta, "theirs", "x")
 	metav1.SetMetaDataAnnotation(&s.ObjectMeta, "reflector", "on")
@@ -75,8 +75,8 @@ func (w *world) testSharedTarget(t *testing.T) {
 		t.Errorf("the Secret is managed by %v, want %v", got, want)
 	}
 
-	// What leaves the spec is removed, what others own is not, and a label that others changed is ours
-	// again.
+	// The operator removes the labels that leave the spec, keeps those of others, and takes back one
+	// that others changed.
 	sc, s = w.awaitTarget(w.change(sc, func(sc *v1beta1.SealedCredential) { sc.Spec.Target.Labels = map[string]string{"tier": "db"} }), 2, values)
 	check("after a change of the labels", map[string]string{"tier": "db", "theirs": "x"})
 	s.Labels["tier"] = "changed"

@@ -35,7 +35,7 @@ type viewSource struct {
 
 	mu       sync.Mutex
 	read     time.Time     // when owners and previous were read
-	took     time.Duration // that reading
+	took     time.Duration // how long that reading took
 	owners   []vault.Owner
 	previous []vault.PreviousObject
 }

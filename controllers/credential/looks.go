@@ -27,8 +27,8 @@ import (
 )
 
 // recheck is the longest time between two reconciles of an unchanged object. Each of them looks at
-// the target Secret, and finds for example a deleted vault entry or a restored sealing key. A fifth
-// of the interval is jitter.
+// the target Secret, and finds for example a deleted vault entry or a restored sealing key. The
+// interval is up to a fifth shorter, at random.
 const recheck = 10 * time.Minute
 
 // targetMemory is what targets remembers about a target, to avoid needless reads and, above all,
@@ -123,8 +123,8 @@ func isSyncRequested(sc *v1beta1.SealedCredential, seen *v1beta1.TargetStatus) b
 	return value != "" && value != seen.Sync
 }
 
-// recordLook remembers that the Secret of sc was looked at or written now, and if seen is not nil,
-// that it is right.
+// recordLook remembers that the operator looked at the Secret of sc, or wrote it, now. If seen is not
+// nil, the Secret is right.
 func (t *targets) recordLook(sc *v1beta1.SealedCredential, seen *v1beta1.TargetStatus) {
 	t.remember(sc, func(m *targetMemory) {
 		m.lookedAt, m.turn, m.asked = t.now(), time.Time{}, requestOf(sc)

@@ -27,7 +27,7 @@ type previousObjects struct {
 	now     func() time.Time
 
 	// release keeps the credential of an object that is gone and was never finalized. It does nothing
-	// for one that exists.
+	// when the object exists.
 	release func(context.Context, vault.Owner) error
 
 	mu     sync.Mutex

@@ -128,15 +128,14 @@ func (s *service) checks() []health.Check {
 	if s.certificate != nil {
 		checks = append(checks, health.Check{Name: "certificate", Scope: health.Replica, Stops: all, Ask: func(context.Context) error { return s.certificate() }})
 	}
-	if s.clock == nil {
+	if s.clock == nil { // the embedded database
 		checks = append(checks, health.Check{Name: "disk", Scope: health.Replica, Stops: []health.Class{health.Change}, Ask: func(ctx context.Context) error {
 			if u, err := s.store.Usage(ctx); err == nil && u.Reserved {
 				return errDiskFull
 			}
 			return nil // without an answer, the check of the store fails
 		}})
-	}
-	if s.clock != nil { // requests cannot be counted with a wrong time
+	} else { // requests cannot be counted with a wrong time
 		checks = append(checks, health.Check{Name: "clock", Scope: health.Replica, Stops: all, Ask: func(ctx context.Context) error {
 			return ofItsOwn(s.clock.Fresh(ctx, clockAge))
 		}})

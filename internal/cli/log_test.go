@@ -32,7 +32,7 @@ func TestTheLogSaysWhyTheServerEnded(t *testing.T) {
 
 	const hangup = "ignoring SIGHUP: certificates, tokens and passwords are read again when their files change; restart to change the configuration"
 	must(t, syscall.Kill(syscall.Getpid(), syscall.SIGHUP))
-	for deadline := time.Now().Add(time.Minute); len(s.logLines(hangup)) == 0; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); len(s.logLines(hangup)) == 0; time.Sleep(time.Millisecond) { // asks again
 		if time.Now().After(deadline) {
 			t.Fatal("no line about SIGHUP:", s.log.String())
 		}

@@ -59,7 +59,7 @@ func (s *served) dial(source string) client {
 	s.t.Helper()
 	before := s.handled()
 	c := client{machine.DialFrom(s.t, source, s.Addr().String()), s.t}
-	for deadline := time.Now().Add(time.Minute); s.handled() == before; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); s.handled() == before; time.Sleep(time.Millisecond) { // asks again
 		if time.Now().After(deadline) {
 			s.t.Fatal("the connection is not accepted")
 		}
@@ -213,7 +213,7 @@ func TestEndedConnectionsAreForgotten(t *testing.T) {
 		c.ask([]string{"/", "/key"}[i%3/2])
 		_ = c.Close()
 	}
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) { // asks again
 		n := s.Counts()
 		s.mu.Lock()
 		addresses := len(s.addresses)

@@ -242,7 +242,7 @@ func packedAt(r audit.Row, at int) uint64 {
 		}
 		lengths = lengths[4:]
 	}
-	panic("not a byte of the pack")
+	panic("the byte lies behind the pack")
 }
 
 func (v *victim) flips(t *testing.T, samples int) {
