@@ -68,7 +68,7 @@ var ours = map[string]string{
 	"controllers/cluster":   "api/v1beta1 controllers/requeue internal/fault internal/keyring internal/sealing",
 	"controllers/restart":   "api/v1beta1 controllers/requeue",
 	"controllers/requeue":   "",
-	"controllers/admission": "internal/connections api/v1alpha1 api/v1beta1 api/client api/openapi/v2 internal/quota internal/sealing internal/fair internal/fault",
+	"controllers/admission": "internal/authz internal/connections api/v1alpha1 api/v1beta1 api/client api/openapi/v2 internal/quota internal/sealing internal/fair internal/fault",
 
 	"api/openapi":    "",
 	"api/openapi/v1": "",
@@ -124,7 +124,7 @@ var ours = map[string]string{
 
 	"internal/fair":                    "",
 	"internal/logs":                    "",
-	"internal/connections":             "",
+	"internal/connections":             "internal/authz",
 	"internal/quota":                   "internal/clock internal/store internal/fault",
 	"internal/clock":                   "internal/fault",
 	"internal/authz":                   "",

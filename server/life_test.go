@@ -114,7 +114,7 @@ func TestAValidCredentialKeepsItsConnection(t *testing.T) {
 		}
 		_, _ = io.Copy(io.Discard, answer.Body)
 		_ = answer.Body.Close()
-		if got := l.Counts().Exempt; got != c.kept {
+		if got := l.Counts().Kept; got != c.kept {
 			t.Errorf("%s with key %q: %d connections are kept", c.path, c.key, got)
 		}
 		fresh.CloseIdleConnections()

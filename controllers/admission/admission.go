@@ -45,6 +45,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/api/v1alpha1"
 	"github.com/latticekeep/latticekeep/api/v1beta1"
+	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/connections"
 	"github.com/latticekeep/latticekeep/internal/fair"
 	"github.com/latticekeep/latticekeep/internal/quota"
@@ -301,10 +302,10 @@ func ours(r *admissionv1.AdmissionRequest) bool {
 	return false
 }
 
-// sourceOf returns the address of the connection. It ignores what headers say about the address.
+// sourceOf returns the host of the connection: see [authz.Source]. It ignores what headers say.
 func sourceOf(r *http.Request) string {
 	if host, _, err := net.SplitHostPort(r.RemoteAddr); err == nil {
-		return host
+		return authz.Source(host)
 	}
 	return r.RemoteAddr
 }

@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"encoding/base32"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 )
@@ -122,6 +123,22 @@ type Principal struct {
 	Pod       string // UID of the pod that a service account's token was made for; empty for all others
 	RequestID string // identifies the request or reconcile in log, header and audit entry
 	SourceIP  string // peer of the connection; empty inside the process
+}
+
+// Source returns what stands for the host of an address wherever callers are bounded by address. For
+// an IPv6 address it is the /64 network, because one host commonly has such a network to itself. An
+// IPv4 address is the same one when it is mapped to IPv6. Any other text is returned unchanged.
+func Source(address string) string {
+	ip, err := netip.ParseAddr(address)
+	if err != nil {
+		return address
+	}
+	ip = ip.Unmap().WithZone("")
+	if ip.Is4() {
+		return ip.String()
+	}
+	network, _ := ip.Prefix(64) // no error: a prefix of 64 bits is valid for IPv6
+	return network.String()
 }
 
 // Role is the role of a user in its tenant.

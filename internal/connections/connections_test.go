@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/test/machine"
 )
 
@@ -23,7 +24,8 @@ type served struct {
 	release chan struct{} // ends those requests
 }
 
-// serve serves until the end of the test. A request for /key shows a valid credential.
+// serve serves until the end of the test. A request for /key shows a valid credential of the tenant in
+// its query.
 func serve(t *testing.T, o Options) *served {
 	t.Helper()
 	inner, err := net.Listen("tcp", "127.0.0.1:0")
@@ -32,8 +34,9 @@ func serve(t *testing.T, o Options) *served {
 	}
 	s := &served{Listen(inner, o), t, make(chan struct{}), make(chan struct{})}
 	mux := http.NewServeMux()
-	mux.HandleFunc("/key", func(_ http.ResponseWriter, r *http.Request) { Keep(r.Context()) })
-	mux.HandleFunc("/wait", func(http.ResponseWriter, *http.Request) {
+	mux.HandleFunc("/key", func(_ http.ResponseWriter, r *http.Request) { Keep(r.Context(), authz.TenantID(r.URL.RawQuery)) })
+	mux.HandleFunc("/wait", func(_ http.ResponseWriter, r *http.Request) {
+		Keep(r.Context(), authz.TenantID(r.URL.RawQuery))
 		s.began <- struct{}{}
 		<-s.release
 	})
@@ -70,7 +73,7 @@ func (s *served) dial(source string) client {
 // handled returns how many connections were accepted so far, if none has ended by itself.
 func (s *served) handled() int {
 	n := s.Counts()
-	return n.Exempt + n.Idle + n.Busy + n.Closed[Crowded] + n.Closed[Full]
+	return n.Kept + n.Idle + n.Busy + n.Closed[Crowded] + n.Closed[Full] + n.Closed[Largest]
 }
 
 func (c client) send(path string) {
@@ -100,10 +103,10 @@ func (c client) wantEnded() {
 	}
 }
 
-func (s *served) wantCounts(exempt, strangers, crowded, full int) {
+func (s *served) wantCounts(kept, strangers, crowded, full int) {
 	s.t.Helper()
-	if n := s.Counts(); n.Exempt != exempt || n.Idle+n.Busy != strangers || n.Closed[Crowded] != crowded || n.Closed[Full] != full {
-		s.t.Errorf("%+v, not %d exempt and %d strangers, with %d and %d closed", n, exempt, strangers, crowded, full)
+	if n := s.Counts(); n.Kept != kept || n.Idle+n.Busy != strangers || n.Closed[Crowded] != crowded || n.Closed[Full] != full {
+		s.t.Errorf("%+v, not %d kept and %d strangers, with %d and %d closed", n, kept, strangers, crowded, full)
 	}
 }
 
@@ -171,24 +174,103 @@ func TestAFullListenerEndsTheStrangerThatWaitsLongest(t *testing.T) {
 	served.wantEnded()
 }
 
-func TestAConnectionThatShowedACredentialIsNeverEnded(t *testing.T) {
+func TestStrangersEndNoConnectionThatShowedACredential(t *testing.T) {
 	s := serve(t, Options{Most: 4, PerAddress: 2})
 	var known []client
-	for range 5 { // more than all strangers together may have
+	for range 3 {
 		c := s.dial("127.0.0.2")
-		c.ask("/key")
+		c.ask("/key?a")
 		known = append(known, c)
 	}
 	for i := range 9 {
 		s.dial(fmt.Sprintf("127.0.0.%d", 3+i/3))
 	}
 	for _, c := range known {
+		c.ask("/key?b") // counts for a as before
+	}
+	s.wantCounts(3, 1, 0, 8)
+}
+
+func TestATenantKeepsNoOtherOutOfAFullListener(t *testing.T) {
+	s := serve(t, Options{Most: 4, PerAddress: 4})
+	busy := s.dial("127.0.0.2")
+	busy.send("/wait?a")
+	<-s.began
+	var idle []client
+	for range 3 {
+		c := s.dial("127.0.0.2")
+		c.ask("/key?a")
+		idle = append(idle, c)
+	}
+	var others []client
+	for i := range 2 { // until both have as many
+		c := s.dial("127.0.0.3")
+		idle[i].wantEnded()
+		c.ask("/key?b")
+		others = append(others, c)
+	}
+	for _, c := range append(others, idle[2]) {
 		c.ask("/")
 	}
-	newcomer := s.dial("127.0.0.2")
-	newcomer.ask("/key")
-	if n := s.Counts(); n.Exempt != 6 || n.Closed[Full] == 0 {
+	if n := s.Counts(); n.Kept != 4 || n.Closed[Largest] != 2 {
 		t.Errorf("%+v", n)
+	}
+}
+
+func TestATenantThatIsServedSlowlyKeepsNoOtherOut(t *testing.T) {
+	s := serve(t, Options{Most: 4, PerAddress: 4})
+	var stalled []client
+	for range 4 {
+		c := s.dial("127.0.0.2")
+		c.send("/wait?a")
+		<-s.began
+		stalled = append(stalled, c)
+	}
+	other := s.dial("127.0.0.3")
+	stalled[0].wantEnded()
+	other.ask("/key?b")
+}
+
+// from is a listener whose connections come from addresses.
+type from struct {
+	net.Listener
+	addresses []string
+}
+
+type addressed struct {
+	net.Conn
+	at net.Addr
+}
+
+func (c addressed) RemoteAddr() net.Addr { return c.at }
+
+func (l *from) Accept() (net.Conn, error) {
+	c, other := net.Pipe()
+	_ = other.Close()
+	at := l.addresses[0]
+	l.addresses = l.addresses[1:]
+	return addressed{c, net.TCPAddrFromAddrPort(netip.MustParseAddrPort(at))}, nil
+}
+
+func TestANetworkOfIPv6CountsAsOneAddress(t *testing.T) {
+	for name, c := range map[string]struct {
+		addresses []string
+		ended     int
+	}{
+		"a /64":       {[]string{"[2001:db8::1]:1", "[2001:db8::2]:1", "[2001:db8::ffff:0:0:3]:1"}, 1},
+		"three /64":   {[]string{"[2001:db8::1]:1", "[2001:db8:0:1::1]:1", "[2001:db8:0:2::1]:1"}, 0},
+		"IPv4 mapped": {[]string{"192.0.2.1:1", "[::ffff:192.0.2.1]:1", "192.0.2.1:2"}, 1},
+		"three IPv4":  {[]string{"[::ffff:192.0.2.1]:1", "192.0.2.2:1", "192.0.2.3:1"}, 0},
+	} {
+		l := Listen(&from{addresses: c.addresses}, Options{PerAddress: 2})
+		for range c.addresses {
+			if _, err := l.Accept(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if n := l.Counts(); n.Closed[Crowded] != c.ended {
+			t.Errorf("%s: %+v", name, n)
+		}
 	}
 }
 
@@ -210,15 +292,15 @@ func TestEndedConnectionsAreForgotten(t *testing.T) {
 	s := serve(t, Options{Most: 100, PerAddress: 2, Trusted: []netip.Prefix{netip.MustParsePrefix("127.0.1.0/24")}})
 	for i := range 30 {
 		c := client{machine.DialFrom(t, fmt.Sprintf("127.0.%d.%d", i%2, 1+i%5), s.Addr().String()), t}
-		c.ask([]string{"/", "/key"}[i%3/2])
+		c.ask([]string{"/", "/key?a"}[i%3/2])
 		_ = c.Close()
 	}
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) { // asks again
 		n := s.Counts()
 		s.mu.Lock()
-		addresses := len(s.addresses)
+		addresses := len(s.addresses) + len(s.tenants)
 		s.mu.Unlock()
-		if n.Exempt+n.Idle+n.Busy+addresses == 0 {
+		if n.Kept+n.Idle+n.Busy+addresses == 0 {
 			return
 		}
 		if time.Now().After(deadline) {
@@ -232,7 +314,7 @@ func TestAnotherListenersConnectionsAreLeftAlone(t *testing.T) {
 	defer a.Close()
 	defer b.Close()
 	Follow(a, http.StateIdle)
-	Keep(InContext(t.Context(), a))
+	Keep(InContext(t.Context(), a), "a")
 	go func() { _, _ = io.WriteString(a, "x") }()
 	if _, err := b.Read(make([]byte, 1)); err != nil {
 		t.Error(err)

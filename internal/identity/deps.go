@@ -38,7 +38,7 @@ func (d *deps) refuseStranger(ctx context.Context, from authz.Principal, t audit
 // refuseAbout is refuseStranger, but records once per source, minute and about, which identifies
 // what was asked for.
 func (d *deps) refuseAbout(ctx context.Context, about string, from authz.Principal, t audit.EventType, resource, reason string, err error) error {
-	failed := d.guard.RecordRefusal(ctx, guard.Source(from.SourceIP)+" "+about, audit.Event{
+	failed := d.guard.RecordRefusal(ctx, authz.Source(from.SourceIP)+" "+about, audit.Event{
 		Type: t, Outcome: audit.Denied, Principal: from, Resource: audit.Resource{Type: resource},
 		Attributes: map[string]string{audit.AttributeReason: reason},
 	})

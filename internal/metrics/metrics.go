@@ -48,14 +48,14 @@ func (s scraped) Collect(to chan<- prometheus.Metric) {
 
 // Connections is the collector of the connections of a listener.
 func Connections(l *connections.Listener) prometheus.Collector {
-	open := desc("latticekeep_connections", "Open connections of the interface: kept, which are never ended, and idle or busy ones of strangers.", "state")
-	closed := desc("latticekeep_connections_closed_total", "Connections of strangers that were ended for others: their address had too many, or all had.", "reason")
+	open := desc("latticekeep_connections", "Open connections of the interface: kept, of callers with a credential and trusted proxies, and idle or busy ones of strangers.", "state")
+	closed := desc("latticekeep_connections_closed_total", "Connections that were ended for others: their address had too many, or all had, or their tenant had the most.", "reason")
 	return scraped{[]*prometheus.Desc{open, closed}, func(_ context.Context, to chan<- prometheus.Metric) {
 		n := l.Counts()
-		gauge(to, open, float64(n.Exempt), "kept")
+		gauge(to, open, float64(n.Kept), "kept")
 		gauge(to, open, float64(n.Idle), "idle")
 		gauge(to, open, float64(n.Busy), "busy")
-		for _, reason := range []connections.Reason{connections.Crowded, connections.Full} {
+		for _, reason := range []connections.Reason{connections.Crowded, connections.Full, connections.Largest} {
 			counter(to, closed, float64(n.Closed[reason]), string(reason))
 		}
 	}}

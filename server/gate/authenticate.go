@@ -39,7 +39,9 @@ func (call *Call) authenticate(c *gin.Context) error {
 		}
 		return err
 	}
-	connections.Keep(c.Request.Context())
+	if caller.Kind != authz.Stranger { // a pod whose namespace has no tenant
+		connections.Keep(c.Request.Context(), caller.Tenant)
+	}
 	call.byHeader = len(c.Request.Header.Values("X-API-Key"))+len(c.Request.Header.Values("Authorization")) > 0
 	caller.RequestID, caller.SourceIP = call.Caller.RequestID, call.Caller.SourceIP
 	call.Caller = caller

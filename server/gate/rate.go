@@ -13,7 +13,6 @@ import (
 	"github.com/gin-gonic/gin"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
-	"github.com/latticekeep/latticekeep/internal/audit/guard"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/quota"
 )
@@ -79,7 +78,7 @@ func borrow(ctx context.Context, l *quota.Limiter, bucket string, limit int, wid
 
 // takeOfAddress counts a request of a stranger by its address.
 func (g *Gate) takeOfAddress(ctx context.Context, address string) (quota.Usage, error) {
-	return borrow(ctx, g.addresses, guard.Source(address), g.config.Limits.Address, networks(address)...)
+	return borrow(ctx, g.addresses, authz.Source(address), g.config.Limits.Address, networks(address)...)
 }
 
 // count counts a request in the bucket of the caller's tenant, or in that of a stranger's address.
@@ -92,7 +91,7 @@ func (call *Call) count(c *gin.Context) (u quota.Usage, err error) {
 	case authz.Stranger:
 		u, err = g.takeOfAddress(ctx, address)
 		if call.operation.Registers && err == nil && !u.Exceeded { // nothing removes what a registration creates
-			u, err = borrow(ctx, g.addresses, "register/"+guard.Source(address), g.config.Limits.Registrations)
+			u, err = borrow(ctx, g.addresses, "register/"+authz.Source(address), g.config.Limits.Registrations)
 		}
 	case authz.ServiceAccount:
 		ctx, cancel := context.WithTimeout(ctx, lendingPatience)
@@ -129,7 +128,7 @@ func (call *Call) countRefused() {
 func (g *Gate) ShowRate(c *gin.Context) { show(c.Writer.Header(), g.peekOfAddress(c.ClientIP())) }
 
 func (g *Gate) peekOfAddress(address string) quota.Usage {
-	return g.addresses.Peek(guard.Source(address), g.config.Limits.Address, networks(address)...)
+	return g.addresses.Peek(authz.Source(address), g.config.Limits.Address, networks(address)...)
 }
 
 // addressUsedUp reports whether the address has used up its limit for strangers in this minute.
@@ -217,7 +216,7 @@ func (g *Gate) recordRefusal(ctx context.Context, p authz.Principal, event audit
 	// Do not use the request's own context: it ends when the stranger hangs up.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.config.Limits.Patience)
 	defer cancel()
-	_ = g.config.Guard.RecordRefusal(ctx, guard.Source(p.SourceIP), audit.Event{
+	_ = g.config.Guard.RecordRefusal(ctx, authz.Source(p.SourceIP), audit.Event{
 		Type: event, Outcome: audit.Denied, Principal: p, Resource: audit.Resource{Type: audit.InterfaceResource},
 	})
 }

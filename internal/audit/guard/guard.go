@@ -4,7 +4,6 @@ package guard
 import (
 	"context"
 	"fmt"
-	"net/netip"
 	"sync"
 	"time"
 
@@ -240,17 +239,6 @@ func (r *limit) forget(group, source string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.recorded[group], source)
-}
-
-// Source returns the name of a host for [Guard.RecordRefusal]. For an IPv6 address it returns the
-// /64 network, because one host commonly has such a network to itself. It returns any other address
-// unchanged.
-func Source(address string) string {
-	if ip, err := netip.ParseAddr(address); err == nil && ip.Is6() && !ip.Is4In6() {
-		network, _ := ip.Prefix(64) // no error: a prefix of 64 bits is valid for IPv6
-		return network.Masked().String()
-	}
-	return address
 }
 
 // attempt is the event type and the resource type of an action that was not carried out.

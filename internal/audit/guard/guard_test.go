@@ -19,7 +19,7 @@ func TestAStrangerIsRecordedOnceAMinute(t *testing.T) {
 	now := time.Date(2026, 11, 21, 10, 0, 5, 0, time.UTC)
 	count := func(group, source string) (n int) {
 		for range 100 {
-			if r.First(group, guard.Source(source), now) {
+			if r.First(group, authz.Source(source), now) {
 				n++
 			}
 		}
