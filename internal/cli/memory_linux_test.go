@@ -3,6 +3,7 @@ package cli
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -67,38 +68,53 @@ func (s *site) run(command func(program string) *exec.Cmd) (line app.Ready) {
 	return line
 }
 
+// runSmall is run in a control group of its own, or with as small a limit if there can be none.
+func (s *site) runSmall() app.Ready {
+	s.t.Helper()
+	group, none := memoryGroup(s.t)
+	return s.run(func(program string) *exec.Cmd {
+		if none != nil {
+			s.t.Log("without a control group, since ", none)
+			cmd := exec.CommandContext(s.t.Context(), program, "server", "--config", s.file)
+			cmd.Env = append(os.Environ(), "GOMEMLIMIT="+strconv.Itoa(memory/10*8))
+			return cmd
+		}
+		return exec.CommandContext(s.t.Context(), "/bin/sh", "-c", `echo $$ >"$1/cgroup.procs" && shift && exec "$@"`, "sh", group, program, "server", "--config", s.file)
+	})
+}
+
+// tenantKey makes a tenant and returns a key of it that may encrypt.
+func (s *site) tenantKey(line app.Ready, name string) string {
+	s.t.Helper()
+	_, body := s.ask(s.client(), "POST", line.BaseURL+"/api/v2/system/tenants", s.systemKey(), `{"name":"`+name+`"}`)
+	_, body = s.ask(s.client(), "POST", line.BaseURL+"/api/v2/system/tenants/"+field(s.t, body, "tenant_id")+"/api-keys", s.systemKey(), `{"name":"k","scopes":["crypto:encrypt"]}`)
+	return field(s.t, body, "api_key")
+}
+
+// encrypt returns a request with a body of a size, which is -1 if it is not known.
+func encrypt(t *testing.T, line app.Ready, key string, body io.Reader, size int64) *http.Request {
+	t.Helper()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, line.BaseURL+"/api/v2/encryption/encrypt", body)
+	must(t, err)
+	request.ContentLength = size
+	request.Header.Set("X-API-Key", key)
+	request.Header.Set("Content-Type", "application/json")
+	return request
+}
+
+var large = `{"data":"` + strings.Repeat("x", 700<<10) + `"}`
+
 // Sixteen clients with large bodies do not kill a small server: it finds its memory limit by itself,
 // and keeps within it.
 func TestASmallServerAnswersLargeBodies(t *testing.T) {
 	s := newSite(t, closed+"operations: {listen: '127.0.0.1:0'}\n")
-	group, none := memoryGroup(t)
-	line := s.run(func(program string) *exec.Cmd {
-		if none != nil {
-			t.Log("without a control group, since ", none)
-			cmd := exec.CommandContext(t.Context(), program, "server", "--config", s.file)
-			cmd.Env = append(os.Environ(), "GOMEMLIMIT="+strconv.Itoa(memory/10*8))
-			return cmd
-		}
-		return exec.CommandContext(t.Context(), "/bin/sh", "-c", `echo $$ >"$1/cgroup.procs" && shift && exec "$@"`, "sh", group, program, "server", "--config", s.file)
-	})
-	c := s.client()
-	_, body := s.ask(c, "POST", line.BaseURL+"/api/v2/system/tenants", s.systemKey(), `{"name":"shop"}`)
-	_, body = s.ask(c, "POST", line.BaseURL+"/api/v2/system/tenants/"+field(t, body, "tenant_id")+"/api-keys", s.systemKey(), `{"name":"k","scopes":["crypto:encrypt"]}`)
-	key := field(t, body, "api_key")
-
-	large := `{"data":"` + strings.Repeat("x", 700<<10) + `"}`
+	line := s.runSmall()
+	key := s.tenantKey(line, "shop")
 	var clients sync.WaitGroup
 	for range 16 {
 		clients.Go(func() {
 			for answered := 0; answered < 8; {
-				request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, line.BaseURL+"/api/v2/encryption/encrypt", strings.NewReader(large))
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				request.Header.Set("X-API-Key", key)
-				request.Header.Set("Content-Type", "application/json")
-				answer, err := s.client().Do(request)
+				answer, err := s.client().Do(encrypt(t, line, key, strings.NewReader(large), int64(len(large))))
 				if err != nil {
 					t.Error("no answer:", err)
 					return
@@ -116,13 +132,68 @@ func TestASmallServerAnswersLargeBodies(t *testing.T) {
 		})
 	}
 	clients.Wait()
+	s.wantSmall()
+	if _, metrics := s.ask(s.client(), "GET", s.operations()+"/metrics", "", ""); !strings.Contains(metrics, "\nlatticekeep_http_requests_shed_total 0\n") {
+		t.Error("so few requests were shed")
+	}
+}
 
-	_, metrics := s.ask(c, "GET", s.operations()+"/metrics", "", "")
+// Two tenants that hold 400 bodies just before their ends neither kill a small server nor keep out a
+// third one.
+func TestASmallServerServesATenantBesideHeldBodies(t *testing.T) {
+	s := newSite(t, closed+"operations: {listen: '127.0.0.1:0'}\n")
+	line := s.runSmall()
+	holders, third := []string{s.tenantKey(line, "a"), s.tenantKey(line, "b")}, s.tenantKey(line, "c")
+	const held, size = 400, 1 << 20
+	var sent, ended sync.WaitGroup
+	var stopped []func()
+	for i := range held {
+		body, end := io.Pipe()
+		stopped = append(stopped, func() { _ = end.Close() })
+		request := encrypt(t, line, holders[i%2], body, size)
+		if i%4 > 1 {
+			request.ContentLength = -1
+		}
+		sent.Go(func() {
+			_, _ = io.WriteString(end, strings.Repeat(" ", size-1)) // fails once the server has answered
+		})
+		ended.Go(func() {
+			if answer, err := s.client().Do(request); err == nil {
+				_ = answer.Body.Close()
+			}
+			_ = body.Close()
+		})
+	}
+	sent.Wait()
+	answered := 0
+	for range 200 {
+		if answered == 8 {
+			break
+		}
+		answer, err := s.client().Do(encrypt(t, line, third, strings.NewReader(large), int64(len(large))))
+		must(t, err)
+		_ = answer.Body.Close()
+		if answer.StatusCode == http.StatusOK {
+			answered++
+		}
+	}
+	for _, stop := range stopped {
+		stop()
+	}
+	ended.Wait()
+	if answered < 8 {
+		t.Errorf("%d calls of a third tenant were answered", answered)
+	}
+	s.wantSmall()
+}
+
+// wantSmall fails the test unless the server has found its limit and kept within it.
+func (s *site) wantSmall() {
+	t := s.t
+	t.Helper()
+	_, metrics := s.ask(s.client(), "GET", s.operations()+"/metrics", "", "")
 	if !regexp.MustCompile(`(?m)^go_gc_gomemlimit_bytes 2\.14748\d*e\+08$`).MatchString(metrics) { // four fifths
 		t.Error("the limit is not found:", regexp.MustCompile(`(?m)^go_gc_gomemlimit_bytes.*`).FindString(metrics))
-	}
-	if !strings.Contains(metrics, "\nlatticekeep_http_requests_shed_total 0\n") {
-		t.Error("so few requests were shed")
 	}
 	// What Go has had from the kernel never falls. What else is resident are pages of files.
 	peak, err := strconv.ParseFloat(regexp.MustCompile(`(?m)^go_memstats_sys_bytes (\S+)$`).FindStringSubmatch(metrics)[1], 64)

@@ -1,7 +1,7 @@
-// Package fair bounds how many callers work at the same time, and how many of those share a key,
-// such as a tenant or an address. Callers proceed in the order of their arrival, and a flood from
-// one key does not block the others. Where keys need no separation, golang.org/x/sync/semaphore is
-// enough.
+// Package fair shares what is scarce between callers with a key, such as a tenant or an address, so
+// that a flood from one key does not block the others: [Semaphore] bounds how many work at the same
+// time, and [Pool] lends out units such as bytes of memory. Where keys need no separation,
+// golang.org/x/sync/semaphore is enough.
 package fair
 
 import (
@@ -11,8 +11,7 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// Semaphore bounds callers in total and per key, or what they hold together, such as bytes. It is
-// safe for concurrent use.
+// Semaphore bounds callers in total and per key. It is safe for concurrent use.
 type Semaphore[K comparable] struct {
 	all    *semaphore.Weighted // nil: no bound
 	perKey int64
@@ -41,21 +40,16 @@ func NewSemaphore[K comparable](total, perKey int) *Semaphore[K] {
 // that need not wait succeeds even if ctx has ended. Acquire returns the error of ctx when ctx ends
 // during the wait; the caller then holds nothing.
 func (s *Semaphore[K]) Acquire(ctx context.Context, key K) error {
-	return s.AcquireN(ctx, key, 1)
-}
-
-// AcquireN is [Semaphore.Acquire] of n slots together. Release them with [Semaphore.ReleaseN].
-func (s *Semaphore[K]) AcquireN(ctx context.Context, key K, n int64) error {
 	own := s.enter(key)
-	if err := acquire(ctx, own.Weighted, n); err != nil {
+	if err := acquire(ctx, own.Weighted); err != nil {
 		s.leave(key)
 		return err
 	}
 	if s.all == nil {
 		return nil
 	}
-	if err := acquire(ctx, s.all, n); err != nil {
-		own.Release(n)
+	if err := acquire(ctx, s.all); err != nil {
+		own.Release(1)
 		s.leave(key)
 		return err
 	}
@@ -64,21 +58,18 @@ func (s *Semaphore[K]) AcquireN(ctx context.Context, key K, n int64) error {
 
 // Release lets the next caller proceed. Call it once after each successful Acquire, with the same
 // key.
-func (s *Semaphore[K]) Release(key K) { s.ReleaseN(key, 1) }
-
-// ReleaseN returns the slots of one AcquireN.
-func (s *Semaphore[K]) ReleaseN(key K, n int64) {
+func (s *Semaphore[K]) Release(key K) {
 	if s.all != nil {
-		s.all.Release(n)
+		s.all.Release(1)
 	}
-	s.leave(key).Release(n)
+	s.leave(key).Release(1)
 }
 
-func acquire(ctx context.Context, s *semaphore.Weighted, n int64) error {
-	if s.TryAcquire(n) {
+func acquire(ctx context.Context, s *semaphore.Weighted) error {
+	if s.TryAcquire(1) {
 		return nil
 	}
-	return s.Acquire(ctx, n)
+	return s.Acquire(ctx, 1)
 }
 
 func (s *Semaphore[K]) enter(key K) *keySemaphore {

@@ -162,8 +162,8 @@ type Gate struct {
 	accounts  *quota.Limiter // refusals by ServiceAccount; separate, so that a flood of addresses cannot evict them
 	origins   *http.CrossOriginProtection
 	entrance  *entrance
-	bodies    *fair.Semaphore[authz.TenantID] // bytes of large bodies
-	parsing   *semaphore.Weighted             // bounds concurrent parsing of large bodies, to keep cores free
+	bodies    *fair.Pool[string]  // bytes of large bodies, by [Call.source]
+	parsing   *semaphore.Weighted // bounds concurrent parsing of large bodies, to keep cores free
 
 	overAddress, overTenant atomic.Uint64 // requests beyond the rate of an address or of a tenant
 
@@ -188,8 +188,7 @@ type Call struct {
 	answer     http.Header
 	body       []byte // matches the schema once checked; overwritten after the call
 
-	reserved    int64          // bytes of bodies
-	reservedFor authz.TenantID // the Caller may get another tenant meanwhile
+	memory *fair.Loan[string] // of a large body
 
 	connection context.Context // context of the request; ends when the caller disconnects
 }

@@ -96,12 +96,12 @@ func (v *Version) Checks() gin.HandlerFunc {
 
 // admit authenticates the caller, counts the request and reads its body.
 func (call *Call) admit(c *gin.Context) error {
-	// The principal is looked up first, so that no memory is held for the body of a stranger. A
-	// body that is too large is still answered first.
+	// The principal is looked up first, so that no memory is held for the body of a stranger, or of a
+	// caller without the scope, which is refused later. A body that is too large is still answered first.
 	unknown := call.authenticate(c)
 	usage, uncounted := call.count(c)
 	call.exceeded = usage.Exceeded
-	body, err := call.readBody(c, unknown == nil && uncounted == nil && !usage.Exceeded)
+	body, err := call.readBody(c, unknown == nil && uncounted == nil && !usage.Exceeded && call.mayHaveScope())
 	call.body = body
 	if err := cmp.Or(err, uncounted, call.limited(c, usage)); err != nil {
 		return err
@@ -110,6 +110,13 @@ func (call *Call) admit(c *gin.Context) error {
 		call.gate.recordStranger(c, audit.AccessRefused)
 	}
 	return unknown
+}
+
+// mayHaveScope reports whether the caller may have the scope of the operation. The cluster decides that
+// for a ServiceAccount later.
+func (call *Call) mayHaveScope() bool {
+	return call.Caller.ServiceAccount != nil || call.Caller.Kind == authz.Stranger || call.operation.Action == "" ||
+		call.Caller.Denies(call.operation.Action) == ""
 }
 
 // standing refuses the call if the audit log is halted because the database lost entries, or if a
@@ -202,6 +209,7 @@ func Answer(c *gin.Context, status int, do func(context.Context, *Call) (any, er
 	call := c.MustGet(callKey).(*Call)
 	answer, err := do(c.Request.Context(), call)
 	call.leave() // a slow reader of the answer holds no place
+	call.dispose(c)
 	if err != nil {
 		call.fail(c, err)
 		return
@@ -272,10 +280,10 @@ func (call *Call) readBody(c *gin.Context, keep bool) (body []byte, err error) {
 	}
 	limited := http.MaxBytesReader(c.Writer, c.Request.Body, most)
 	var full error
-	switch ctx := c.Request.Context(); {
+	switch {
 	case !keep:
 	case c.Request.ContentLength >= 0:
-		if full = call.reserve(ctx, c.Request.ContentLength); full == nil {
+		if full = call.reserve(c, c.Request.ContentLength); full == nil {
 			body = make([]byte, c.Request.ContentLength)
 			_, err = io.ReadFull(limited, body)
 		}
@@ -283,7 +291,7 @@ func (call *Call) readBody(c *gin.Context, keep bool) (body []byte, err error) {
 		if body, err = io.ReadAll(io.LimitReader(limited, smallBody)); err != nil || len(body) < smallBody {
 			break
 		}
-		if full = call.reserve(ctx, most); full == nil {
+		if full = call.reserve(c, most); full == nil {
 			var rest []byte
 			rest, err = io.ReadAll(limited)
 			body = append(body, rest...)
@@ -291,6 +299,8 @@ func (call *Call) readBody(c *gin.Context, keep bool) (body []byte, err error) {
 	}
 	if !keep || full != nil {
 		_, err = io.Copy(io.Discard, limited)
+	} else if err := call.settle(); err != nil {
+		return body, err
 	}
 	var tooLarge *http.MaxBytesError
 	if errors.As(err, &tooLarge) {

@@ -72,36 +72,70 @@ const (
 	minBodies       = 4 << 20   // bytes of all bodies, at least
 	maxBodies       = 192 << 20 // bytes of all bodies, at most, and without a memory limit
 	longestBodyWait = 100 * time.Millisecond
+
+	// bodyGrace is how long a body may take to arrive, or an answer to be taken, before the request is
+	// broken off for another one. Without such need it may take as long as the server allows.
+	bodyGrace = 5 * time.Second
 )
 
-// newBodies bounds the bytes of all bodies, and those of one tenant to three quarters of that: a
-// tenant that sends its bodies slowly leaves memory to the others.
-func newBodies(memoryLimit int64) *fair.Semaphore[authz.TenantID] {
-	most := min(max(memoryLimit/bodyShare, minBodies), maxBodies)
-	return fair.NewSemaphore[authz.TenantID](int(most), int(most/4*3))
+// newBodies bounds the bytes of all bodies.
+func newBodies(memoryLimit int64) *fair.Pool[string] {
+	return fair.NewPool[string](min(max(memoryLimit/bodyShare, minBodies), maxBodies), bodyGrace)
 }
 
 // reserve reserves memory for a body before it is read, and waits for it if there is none. Small
-// bodies, which are most, need none. Error: ErrOverloaded.
-func (call *Call) reserve(ctx context.Context, size int64) error {
+// bodies, which are most, need none. While the body arrives, and while the answer is sent, the request
+// may be broken off for another one. Error: ErrOverloaded.
+func (call *Call) reserve(c *gin.Context, size int64) (err error) {
 	if size <= smallBody {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, longestBodyWait)
+	ctx, cancel := context.WithTimeout(c.Request.Context(), longestBodyWait)
 	defer cancel()
-	if call.gate.bodies.AcquireN(ctx, call.Caller.Tenant, size) != nil {
-		call.gate.entrance.countShed()
-		return ErrOverloaded
+	connection := http.NewResponseController(c.Writer)
+	call.memory, err = call.gate.bodies.Acquire(ctx, call.source(), size, func() { _ = connection.SetReadDeadline(time.Unix(1, 0)) })
+	if err != nil {
+		return call.overloaded()
 	}
-	call.reserved, call.reservedFor = size, call.Caller.Tenant
 	return nil
+}
+
+// source is who shares memory with the caller: its tenant, or for a ServiceAccount without one its host.
+func (call *Call) source() string {
+	if call.Caller.Kind == authz.Stranger {
+		return authz.Source(call.Caller.SourceIP)
+	}
+	return string(call.Caller.Tenant)
+}
+
+func (call *Call) overloaded() error {
+	call.gate.entrance.countShed()
+	return ErrOverloaded
+}
+
+// settle says that the body has arrived. Error: ErrOverloaded if it was broken off.
+func (call *Call) settle() error {
+	if call.memory == nil || call.memory.Settle() {
+		return nil
+	}
+	return call.overloaded()
+}
+
+// dispose overwrites the body, which has been read. Memory stays reserved for the answer.
+func (call *Call) dispose(c *gin.Context) {
+	secret.Bytes(call.body).Zero()
+	if call.memory != nil {
+		connection := http.NewResponseController(c.Writer)
+		call.memory.Offer(func() { _ = connection.SetWriteDeadline(time.Unix(1, 0)) })
+	}
 }
 
 // release returns the memory of the body, after the answer is sent.
 func (call *Call) release() {
 	secret.Bytes(call.body).Zero()
-	if call.reserved > 0 {
-		call.gate.bodies.ReleaseN(call.reservedFor, call.reserved)
+	if call.memory != nil {
+		call.memory.Release()
+		call.memory = nil
 	}
 }
 

@@ -38,6 +38,7 @@ func answerWith(lasting context.Context, c *gin.Context, out *stream, begin func
 		return
 	}
 	call.leave()
+	call.release() // the answer may take hours
 	ctx, cancel := context.WithCancel(lasting)
 	defer cancel()
 	defer context.AfterFunc(call.gate.streams, cancel)()
