@@ -93,10 +93,10 @@ func TestReadinessTellsOutagesOfTheKMSFromWrongCredentials(t *testing.T) {
 		{"sealed", func() { server.SetSealed(true) }, func() { server.SetSealed(false) }, http.StatusOK, []string{"[-]kms failed (shared; stops read and change): ", "[+]kms-credentials ok\n"}},
 		{"throttled", func() { server.SetThrottle(1) }, func() { server.SetThrottle(0) }, http.StatusOK, []string{"[-]kms failed (shared; ", "[+]kms-credentials ok\n"}},
 		{"dropping", func() { server.SetDropping(true) }, func() { server.SetDropping(false) }, http.StatusOK, []string{"[-]kms failed (shared; ", "[+]kms-credentials ok\n"}},
-		{"revoked", func() { server.SetRevoked(true) }, func() { server.SetRevoked(false) }, http.StatusServiceUnavailable,
-			[]string{"[+]kms ok\n", "[-]kms-credentials failed (replica; stops read and change): ", "readyz check failed\n"}},
+		{"revoked for all", func() { server.SetRevoked(true) }, func() { server.SetRevoked(false) }, http.StatusOK,
+			[]string{"[-]kms failed (shared; ", "[+]kms-credentials ok\n", "readyz check passed\n"}},
 		{"wrong token", func() { machine.WriteFile(t, s.path("token"), []byte("s.wrong")) }, token, http.StatusServiceUnavailable,
-			[]string{"[+]kms ok\n", "[-]kms-credentials failed (replica; "}},
+			[]string{"[+]kms ok\n", "[-]kms-credentials failed (replica; stops read and change): ", "readyz check failed\n"}},
 		{"no token file", func() { must(t, os.Remove(s.path("token"))) }, token, http.StatusServiceUnavailable,
 			[]string{"[+]kms ok\n", "[-]kms-credentials failed (replica; ", "kms.tokenFile cannot be read"}},
 	} {

@@ -183,7 +183,7 @@ func awsFailed(err error) error {
 	case slices.Contains(passing, e.ErrorCode()):
 		return failed(err, true)
 	case slices.Contains(refusing, e.ErrorCode()):
-		return credentials(forbidden(err))
+		return forbidden(err)
 	}
 	return failed(err, errors.As(err, &response) && (response.HTTPStatusCode() >= 500 || response.HTTPStatusCode() == http.StatusTooManyRequests))
 }

@@ -78,8 +78,9 @@ func TestARefusedCallIsNotTriedAgainAndWorksWhenItIsAllowed(t *testing.T) {
 	}
 }
 
-// Readiness depends on it: another replica may have better credentials, and no other key.
-func TestRefusedCredentialsDifferFromAFailureOfTheService(t *testing.T) {
+// Readiness depends on it: what worked and is refused now is refused for all replicas. For a wrong or
+// missing token file see TestReadinessTellsOutagesOfTheKMSFromWrongCredentials.
+func TestWhatTheServiceRefusesIsNotTheFaultOfThisProcess(t *testing.T) {
 	each(t, func(t *testing.T, s *kmstest.Server, k *Key) {
 		vault := strings.HasPrefix(k.ID(), "hashivault:")
 		b := wrap(t, k, "c")
@@ -89,14 +90,13 @@ func TestRefusedCredentialsDifferFromAFailureOfTheService(t *testing.T) {
 		for _, c := range []struct {
 			name string
 			set  func(bool)
-			own  bool
 		}{
-			{"revoked", s.SetRevoked, true},
-			{"disabled", func(on bool) { s.SetDisabled(kmstest.DefaultKey, on) }, vault}, // Vault has no disabled keys, only permissions
-			{"failing", s.SetFailing, false},
-			{"dropping", s.SetDropping, false},
-			{"throttling", func(on bool) { s.SetThrottle(map[bool]float64{true: 1}[on]) }, false},
-			{"sealed", s.SetSealed, false},
+			{"revoked", s.SetRevoked},
+			{"disabled", func(on bool) { s.SetDisabled(kmstest.DefaultKey, on) }},
+			{"failing", s.SetFailing},
+			{"dropping", s.SetDropping},
+			{"throttling", func(on bool) { s.SetThrottle(map[bool]float64{true: 1}[on]) }},
+			{"sealed", s.SetSealed},
 		} {
 			if c.name == "sealed" && !vault {
 				continue
@@ -105,10 +105,10 @@ func TestRefusedCredentialsDifferFromAFailureOfTheService(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 			_, err := k.Unwrap(ctx, "c", b)
 			cancel()
-			if err == nil || errors.Is(err, ErrCredentials) != c.own {
+			if err == nil || errors.Is(err, ErrCredentials) {
 				t.Errorf("%s: %v", c.name, err)
 			}
-			if o := k.Outcome(); !errors.Is(o.Err, ErrCredentials) == c.own || o.Failed.Before(o.Succeeded) {
+			if o := k.Outcome(); o.Err == nil || errors.Is(o.Err, ErrCredentials) || o.Failed.Before(o.Succeeded) {
 				t.Errorf("%s: %+v", c.name, o)
 			}
 			c.set(false)

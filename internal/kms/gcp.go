@@ -162,7 +162,7 @@ func (g *google) call(ctx context.Context, resource string, query url.Values, in
 	_ = json.Unmarshal(answer, &refusal) // an answer of another server lacks these fields
 	e := &googleError{resp.StatusCode, refusal.Error.Status, refusal.Error.Message}
 	if e.refuses() {
-		return credentials(forbidden(e))
+		return forbidden(e)
 	}
 	return failed(e, !e.lasts())
 }

@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// ErrCredentials marks failures that lie with the credentials that this process presents: its token
-// file is missing, empty or not renewed, it gets no credentials from its platform, or the service
-// refuses the ones it has. Another replica may have better ones. Everything else is a failure of the
-// service, the network or the key, which all replicas share: no answer, a sealed or overloaded
-// service, a key that is disabled or deleted.
+// ErrCredentials marks failures that lie with this process, so that another replica may have better
+// credentials: its token file is missing, unreadable or empty, or has another token than the one that
+// worked and the service refuses that, or its platform gives it no credentials. Everything else is a
+// failure that all replicas share: no answer, a sealed or overloaded service, a key that is disabled or
+// deleted, and credentials that worked and are refused now, which were revoked at the service.
 var ErrCredentials = errors.New("the credentials for the key-management service do not work")
 
 func credentials(err error) error { return fmt.Errorf("%w: %w", ErrCredentials, err) }

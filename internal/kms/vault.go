@@ -2,6 +2,7 @@ package kms
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -12,6 +13,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"github.com/hashicorp/vault/api"
 
@@ -23,6 +25,7 @@ type vault struct {
 	address, engine, name string
 	tokenFile             string
 	transport             transport
+	accepted              atomic.Pointer[[sha256.Size]byte] // hash of the token of the last call that succeeded
 }
 
 // vaultName matches what Transit accepts as the name of a key. vaultEngine matches the path of a
@@ -93,8 +96,8 @@ func (v *vault) check(ctx context.Context) error {
 		return err
 	}
 	secret, err := client.Logical().ReadWithContext(ctx, v.engine+"/keys/"+v.name)
-	if err != nil {
-		return vaultFailed(err)
+	if err := v.judge(client, err); err != nil {
+		return err
 	}
 	if secret == nil || secret.Data == nil {
 		return unfit("Vault has no key %s: make it with vault write -f %s/keys/%s", v.name, v.engine, v.name)
@@ -183,8 +186,8 @@ func (v *vault) transit(ctx context.Context, operation, argument, value, result 
 		return "", err
 	}
 	secret, err := client.Logical().WriteWithContext(ctx, path.Join(v.engine, operation, v.name), map[string]any{argument: value})
-	if err != nil {
-		return "", vaultFailed(err)
+	if err := v.judge(client, err); err != nil {
+		return "", err
 	}
 	if secret == nil {
 		return "", errNotTransit
@@ -196,6 +199,23 @@ func (v *vault) transit(ctx context.Context, operation, argument, value, result 
 	return text, nil
 }
 
+// judge returns the error of a call as vaultFailed does. A token that is refused lies with this process
+// if it is not the one that the service last accepted: somebody has put another one into the file. The
+// same token was revoked at the service, or a policy there no longer permits the key, which all replicas
+// may share.
+func (v *vault) judge(client *api.Client, err error) error {
+	token := sha256.Sum256([]byte(client.Token()))
+	if err == nil {
+		v.accepted.Store(&token)
+		return nil
+	}
+	err = vaultFailed(err)
+	if last := v.accepted.Load(); fault.Of(err) == fault.Forbidden && (last == nil || *last != token) {
+		return credentials(err)
+	}
+	return err
+}
+
 // vaultFailed gives an error of Vault's client its kind:
 // https://developer.hashicorp.com/vault/api-docs#http-status-codes
 func vaultFailed(err error) error {
@@ -205,7 +225,7 @@ func vaultFailed(err error) error {
 		return failed(err, !errors.As(err, &syntax))
 	}
 	if e.StatusCode == http.StatusForbidden || e.StatusCode == http.StatusUnauthorized {
-		return credentials(forbidden(err))
+		return forbidden(err)
 	}
 	return failed(err, e.StatusCode >= 500 || e.StatusCode == http.StatusTooManyRequests || e.StatusCode == http.StatusPreconditionFailed)
 }
