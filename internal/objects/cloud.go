@@ -13,13 +13,15 @@ import (
 // same for a missing bucket and for an object that the caller may not read; list distinguishes
 // these cases.
 type cloud interface {
-	put(ctx context.Context, name string, data []byte, k kind) error
+	// put writes an object. With fresh it replaces none, and returns fs.ErrExist when there is one.
+	put(ctx context.Context, name string, data []byte, k kind, fresh bool) error
 	read(ctx context.Context, name string) (body io.ReadCloser, size int64, err error)
 	size(ctx context.Context, name string) (int64, error)
 	// upload begins an object that is written part by part. ctx bounds the call alone.
 	upload(ctx context.Context, name string, k kind) (upload, error)
-	// list returns at most `most` names that begin with prefix, the first ones in bytewise order.
-	list(ctx context.Context, prefix string, most int) ([]string, error)
+	// list returns at most `most` names that begin with prefix and come after another name, the first
+	// ones in bytewise order.
+	list(ctx context.Context, prefix, after string, most int) ([]string, error)
 	delete(ctx context.Context, name string) error
 	// sign returns a URL that reads the object until the lifetime ends.
 	sign(ctx context.Context, name string, lifetime time.Duration) (string, error)

@@ -122,8 +122,9 @@ func (f *folder) check() error {
 	return err
 }
 
-// put writes an object under a temporary name and syncs it before it renames it.
-func (f *folder) put(ctx context.Context, name string, data []byte) error {
+// put writes an object under a temporary name and syncs it before it renames it. With fresh it
+// replaces none, and returns fs.ErrExist.
+func (f *folder) put(ctx context.Context, name string, data []byte, fresh bool) error {
 	if err := f.prepare(name); err != nil {
 		return err
 	}
@@ -132,8 +133,12 @@ func (f *folder) put(ctx context.Context, name string, data []byte) error {
 	if err != nil {
 		return err
 	}
+	rename := os.Rename
+	if fresh {
+		rename = durable.MoveNew
+	}
 	if err = ctx.Err(); err == nil {
-		err = os.Rename(temp, path)
+		err = rename(temp, path)
 	}
 	if err != nil {
 		return errors.Join(err, os.Remove(temp))

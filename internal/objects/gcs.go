@@ -209,7 +209,7 @@ type gcsObject struct {
 	Size               int64  `json:"size,omitempty,string"`
 }
 
-func (b *gcsBucket) put(ctx context.Context, name string, data []byte, k kind) error {
+func (b *gcsBucket) put(ctx context.Context, name string, data []byte, k kind, fresh bool) error {
 	sum := md5.Sum(data) //nolint:gosec // as the import
 	about, err := json.Marshal(gcsObject{Name: name, ContentType: k.contentType, ContentDisposition: k.contentDisposition, MD5: sum[:]})
 	if err != nil {
@@ -234,8 +234,16 @@ func (b *gcsBucket) put(ctx context.Context, name string, data []byte, k kind) e
 		return fmt.Errorf("encoding a request: %w", err)
 	}
 	address := b.base + "/upload/storage/v1/b/" + url.PathEscape(b.bucket) + "/o?uploadType=multipart"
+	if fresh {
+		address += "&ifGenerationMatch=0"
+	}
 	var made gcsObject
-	return b.message(ctx, http.MethodPost, address, "multipart/related; boundary="+parts.Boundary(), body.Bytes(), &made)
+	err = b.message(ctx, http.MethodPost, address, "multipart/related; boundary="+parts.Boundary(), body.Bytes(), &made)
+	var refusal *gcsError
+	if fresh && errors.As(err, &refusal) && refusal.code == http.StatusPreconditionFailed {
+		return fmt.Errorf("%w: %w", fs.ErrExist, err)
+	}
+	return err
 }
 
 func (b *gcsBucket) read(ctx context.Context, name string) (io.ReadCloser, int64, error) {
@@ -291,8 +299,11 @@ func (b *gcsBucket) size(ctx context.Context, name string) (int64, error) {
 	return o.Size, err
 }
 
-func (b *gcsBucket) list(ctx context.Context, prefix string, most int) (names []string, err error) {
+func (b *gcsBucket) list(ctx context.Context, prefix, after string, most int) (names []string, err error) {
 	query := url.Values{"prefix": {prefix}, "maxResults": {strconv.Itoa(min(most, 1000))}, "fields": {"items(name),nextPageToken"}}
+	if after != "" {
+		query.Set("startOffset", after) // the first name, which may be that one
+	}
 	for {
 		var list struct {
 			Items         []gcsObject `json:"items"`
@@ -303,7 +314,9 @@ func (b *gcsBucket) list(ctx context.Context, prefix string, most int) (names []
 			return nil, err
 		}
 		for _, o := range list.Items {
-			names = append(names, o.Name)
+			if o.Name > after {
+				names = append(names, o.Name)
+			}
 		}
 		if len(names) >= most || list.NextPageToken == "" {
 			return names[:min(len(names), most)], nil

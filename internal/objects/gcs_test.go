@@ -110,7 +110,7 @@ func (g *gcs) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		items, next := []map[string]any(nil), ""
 		for _, name := range slices.Sorted(maps.Keys(bucket)) {
 			switch query := r.URL.Query(); {
-			case !strings.HasPrefix(name, query.Get("prefix")) || g.emptyPages == 0 && name < query.Get("pageToken"):
+			case !strings.HasPrefix(name, query.Get("prefix")) || name < query.Get("startOffset") || g.emptyPages == 0 && name < query.Get("pageToken"):
 			case fmt.Sprint(len(items)) == query.Get("maxResults"):
 				next = cmp.Or(next, name)
 			default:
@@ -189,6 +189,7 @@ func (g *gcs) upload(w http.ResponseWriter, r *http.Request, bucket map[string]g
 		refuse(w, http.StatusBadRequest)
 		return
 	}
+	fresh := r.URL.Query().Get("ifGenerationMatch") == "0"
 	parts, o := multipart.NewReader(r.Body, parameters["boundary"]), gcsObject{}
 	about, err := parts.NextPart()
 	if err == nil {
@@ -205,6 +206,10 @@ func (g *gcs) upload(w http.ResponseWriter, r *http.Request, bucket map[string]g
 	sum := md5.Sum(o.data)
 	if err != nil || media.Header.Get("Content-Type") != o.about["contentType"] || o.about["md5Hash"] != base64.StdEncoding.EncodeToString(sum[:]) {
 		refuse(w, http.StatusBadRequest)
+		return
+	}
+	if _, there := bucket[o.about["name"].(string)]; there && fresh {
+		refuse(w, http.StatusPreconditionFailed)
 		return
 	}
 	o.about["size"] = fmt.Sprint(len(o.data))

@@ -105,6 +105,17 @@ func (b *Bucket) Close() error { return nil }
 // name or size that is not allowed; fault.Unavailable, after which the bucket holds either the
 // previous object or this one.
 func (b *Bucket) Put(ctx context.Context, name string, data []byte) error {
+	return b.write(ctx, name, data, false)
+}
+
+// Create writes an object unless there is one with the same name. Of several callers, one succeeds.
+// Errors: fault.Conflict when there is one, perhaps because an earlier try of this call has succeeded
+// without an answer; and those of [Bucket.Put].
+func (b *Bucket) Create(ctx context.Context, name string, data []byte) error {
+	return b.write(ctx, name, data, true)
+}
+
+func (b *Bucket) write(ctx context.Context, name string, data []byte, fresh bool) error {
 	if err := checkName(name); err != nil {
 		return err
 	}
@@ -115,12 +126,15 @@ func (b *Bucket) Put(ctx context.Context, name string, data []byte) error {
 	defer cancel()
 	var err error
 	if b.folder != nil {
-		err = b.folder.put(ctx, name, data)
+		err = b.folder.put(ctx, name, data, fresh)
 	} else {
 		// A signed URL downloads as a file with this name, from every cloud.
-		err = b.cloud.put(ctx, b.prefix+name, data, kind{contentType(name), `attachment; filename="` + path.Base(name) + `"`})
+		err = b.cloud.put(ctx, b.prefix+name, data, kind{contentType(name), `attachment; filename="` + path.Base(name) + `"`}, fresh)
 	}
-	if err != nil {
+	switch {
+	case fresh && errors.Is(err, fs.ErrExist):
+		return fault.Wrap(fault.Conflict, "the object exists already", err)
+	case err != nil:
 		return unavailable(fmt.Errorf("writing %s: %w", name, err))
 	}
 	return nil
@@ -222,7 +236,7 @@ func (b *Bucket) lacks(ctx context.Context, name string) error {
 	if b.folder != nil {
 		return b.folder.check()
 	}
-	first, err := b.cloud.list(ctx, b.prefix+name, 1)
+	first, err := b.cloud.list(ctx, b.prefix+name, "", 1)
 	if err != nil {
 		return err
 	}

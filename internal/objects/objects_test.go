@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -109,6 +110,39 @@ func TestAnObjectIsReadAsItWasLastWritten(t *testing.T) {
 	})
 }
 
+// Of several writers one makes the object, and nobody replaces it.
+func TestAnObjectIsMadeOnce(t *testing.T) {
+	eachBucket(t, func(t *testing.T, b *objects.Bucket, _ func() error) {
+		ctx, name := t.Context(), "commits/a/1"
+		errs := make([]error, 8)
+		var writers sync.WaitGroup
+		for i := range errs {
+			writers.Go(func() { errs[i] = b.Create(ctx, name, []byte{byte(i)}) })
+		}
+		writers.Wait()
+		made := -1
+		for i, err := range errs {
+			switch {
+			case err == nil && made < 0:
+				made = i
+			case err == nil:
+				t.Errorf("%d and %d have made the object", made, i)
+			case fault.Of(err) != fault.Conflict && fault.Of(err) != fault.Unavailable:
+				t.Errorf("making it at the same time: %v", err)
+			}
+		}
+		if err := b.Create(ctx, name, []byte("late")); fault.Of(err) != fault.Conflict {
+			t.Errorf("making it again: %v", err)
+		}
+		if got, err := b.Get(ctx, name); err != nil || made < 0 || !bytes.Equal(got, []byte{byte(made)}) {
+			t.Errorf("got %v of writer %d: %v", got, made, err)
+		}
+		if err := b.Create(ctx, "commits/a/2", nil); err != nil {
+			t.Errorf("making another: %v", err)
+		}
+	})
+}
+
 func TestABucketThatIsGoneIsUnavailable(t *testing.T) {
 	eachBucket(t, func(t *testing.T, b *objects.Bucket, gone func() error) {
 		ctx := t.Context()
@@ -118,7 +152,7 @@ func TestABucketThatIsGoneIsUnavailable(t *testing.T) {
 		if err := gone(); err != nil {
 			t.Fatal(err)
 		}
-		calls := map[string]error{"put": b.Put(ctx, "x/y", []byte("y")), "delete": b.Delete(ctx, "a")}
+		calls := map[string]error{"put": b.Put(ctx, "x/y", []byte("y")), "create": b.Create(ctx, "x/y", []byte("y")), "delete": b.Delete(ctx, "a")}
 		_, calls["get"] = b.Get(ctx, "a")
 		_, calls["exists"] = b.Exists(ctx, "a")
 		for call, err := range calls {

@@ -170,11 +170,19 @@ func s3Failed(err error) error {
 	return err
 }
 
-func (b *s3Bucket) put(ctx context.Context, name string, data []byte, k kind) error {
-	_, err := b.client.PutObject(ctx, &s3.PutObjectInput{
+func (b *s3Bucket) put(ctx context.Context, name string, data []byte, k kind, fresh bool) error {
+	input := &s3.PutObjectInput{
 		Bucket: b.bucket, Key: &name, Body: bytes.NewReader(data), ContentType: &k.contentType, ContentDisposition: &k.contentDisposition,
 		ServerSideEncryption: b.encryption, SSEKMSKeyId: b.kmsKey,
-	})
+	}
+	if fresh {
+		input.IfNoneMatch = aws.String("*")
+	}
+	_, err := b.client.PutObject(ctx, input)
+	var response *awshttp.ResponseError
+	if fresh && errors.As(err, &response) && response.HTTPStatusCode() == http.StatusPreconditionFailed {
+		return fmt.Errorf("%w: %w", fs.ErrExist, err)
+	}
 	return err
 }
 
@@ -194,8 +202,12 @@ func (b *s3Bucket) size(ctx context.Context, name string) (int64, error) {
 	return aws.ToInt64(out.ContentLength), nil
 }
 
-func (b *s3Bucket) list(ctx context.Context, prefix string, most int) (names []string, err error) {
-	pages := s3.NewListObjectsV2Paginator(b.client, &s3.ListObjectsV2Input{Bucket: b.bucket, Prefix: &prefix, MaxKeys: aws.Int32(int32(min(most, 1000)))})
+func (b *s3Bucket) list(ctx context.Context, prefix, after string, most int) (names []string, err error) {
+	input := &s3.ListObjectsV2Input{Bucket: b.bucket, Prefix: &prefix, MaxKeys: aws.Int32(int32(min(most, 1000)))}
+	if after != "" {
+		input.StartAfter = &after
+	}
+	pages := s3.NewListObjectsV2Paginator(b.client, input)
 	for len(names) < most && pages.HasMorePages() {
 		page, err := pages.NextPage(ctx)
 		if err != nil {

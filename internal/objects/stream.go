@@ -124,16 +124,24 @@ func (s stalling) Read(b []byte) (int, error) {
 
 // List returns the names of at most `most` objects that begin with prefix, in bytewise order. Errors:
 // fault.Invalid for a prefix that is not allowed, fault.Unavailable.
-func (b *Bucket) List(ctx context.Context, prefix string, most int) (names []string, err error) {
+func (b *Bucket) List(ctx context.Context, prefix string, most int) ([]string, error) {
+	return b.ListAfter(ctx, prefix, "", most)
+}
+
+// ListAfter is [Bucket.List] of the names that come after another one, which need not exist.
+func (b *Bucket) ListAfter(ctx context.Context, prefix, after string, most int) (names []string, err error) {
 	if err := checkName(strings.TrimSuffix(prefix, "/")); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, transferTimeout)
 	defer cancel()
 	if b.folder != nil {
-		names, err = b.folder.list(prefix, most)
+		names, err = b.folder.list(prefix, after, most)
 	} else {
-		names, err = b.cloud.list(ctx, b.prefix+prefix, most)
+		if after != "" {
+			after = b.prefix + after
+		}
+		names, err = b.cloud.list(ctx, b.prefix+prefix, after, most)
 		for i, name := range names {
 			names[i] = strings.TrimPrefix(name, b.prefix)
 		}
@@ -196,7 +204,7 @@ func (w *fileWriter) Write(b []byte) (n int, err error) {
 }
 
 // list implements [Bucket.List].
-func (f *folder) list(prefix string, most int) (names []string, err error) {
+func (f *folder) list(prefix, after string, most int) (names []string, err error) {
 	if err := f.check(); err != nil {
 		return nil, err
 	}
@@ -215,7 +223,7 @@ func (f *folder) list(prefix string, most int) (names []string, err error) {
 			if inside := name + "/"; name != "." && !strings.HasPrefix(inside, prefix) && !strings.HasPrefix(prefix, inside) {
 				return fs.SkipDir
 			}
-		case d.Type().IsRegular() && strings.HasPrefix(name, prefix) && checkName(name) == nil:
+		case d.Type().IsRegular() && name > after && strings.HasPrefix(name, prefix) && checkName(name) == nil:
 			names = append(names, name)
 		}
 		return nil

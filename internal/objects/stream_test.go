@@ -89,6 +89,12 @@ func TestNamesAreListedInTheirOrder(t *testing.T) {
 		list("backup/a/", 9, "backup/a/1", "backup/a/1.sig", "backup/a/2")
 		list("backup/a/", 2, "backup/a/1", "backup/a/1.sig")
 		list("backup/a", 9, "backup/a.b", "backup/a/1", "backup/a/1.sig", "backup/a/2", "backup/ab/1")
+		if got, err := b.ListAfter(ctx, "backup/a/", "backup/a/1", 1); err != nil || !slices.Equal(got, []string{"backup/a/1.sig"}) {
+			t.Errorf("after a name there are %q: %v", got, err)
+		}
+		if got, err := b.ListAfter(ctx, "backup/a/", "backup/a/1.t", 9); err != nil || !slices.Equal(got, []string{"backup/a/2"}) {
+			t.Errorf("after a name that is not there, there are %q: %v", got, err)
+		}
 	})
 }
 
