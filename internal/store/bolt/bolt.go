@@ -9,7 +9,7 @@
 // synced, and starts as soon as the sync returns.
 //
 // The parts own their state: queue the waiting requests, views the file in use and the Views that
-// read it, scrubber what has to be wiped, changedKeys what a copy has to read again, and writer the
+// read it, scrubber what has to be wiped, followers what a copy has to read again and what was not shipped, and writer the
 // file itself.
 //
 // # Invariants
@@ -68,6 +68,7 @@ type Options struct {
 	Reserve  int64                // bytes kept for the closures that are spared on a full disk, at most a sixteenth of the volume; 0: none
 	Spared   func(event any) bool // whether closures with this event go on there, and all without one; required with Reserve. It must return at once
 	Observer store.Observer       // nil: none
+	Journal  int                  // bytes of the newest commits that are kept in memory for [Store.CommitsAfter]; 0: none
 	ReadOnly bool                 // share the file with other readers; Update fails, and a file that fails is not reopened
 	Logger   *slog.Logger         // nil: discard
 	Now      func() time.Time     // measures Views and hanging commits; nil: time.Now
@@ -81,12 +82,13 @@ type Options struct {
 // Store is a [store.Store] in a bbolt file. Each of its parts owns its state and its lock, and none
 // calls another while it holds the lock.
 type Store struct {
-	opts     Options
-	disk     *disk
-	queue    *queue
-	views    *views
-	scrubber *scrubber
-	writer   *writer
+	opts      Options
+	disk      *disk
+	queue     *queue
+	views     *views
+	scrubber  *scrubber
+	followers *followers
+	writer    *writer
 }
 
 var _ store.Store = (*Store)(nil)
@@ -122,9 +124,10 @@ func Open(path string, o Options) (*Store, error) {
 		views:    &views{file: f, left: make(chan struct{}, 1), wake: wake},
 		scrubber: &scrubber{pace: o.pace, disk: d, logger: o.Logger},
 	}
+	s.followers = &followers{opts: &s.opts, journal: &journal{bound: o.Journal, full: make(chan struct{}, 1)}}
 	s.writer = &writer{
 		path: path, opts: &s.opts, disk: d, queue: s.queue, views: s.views, scrubber: s.scrubber,
-		reserve: newReserve(path, o), last: f, stopped: make(chan struct{}),
+		reserve: newReserve(path, o), followers: s.followers, last: f, stopped: make(chan struct{}),
 	}
 	if !o.ReadOnly {
 		s.writer.proved.Store(o.Now().UnixNano()) // the file has just been written

@@ -185,7 +185,7 @@ func (p *page) emit(ctx context.Context, emit func(key, value []byte) error) err
 // follow makes the writer note the keys that it changes from now on.
 func (s *Store) follow(ctx context.Context, c *changedKeys) error {
 	taken := false
-	err := s.between(ctx, func() { taken = !s.writer.copying.CompareAndSwap(nil, c) })
+	err := s.between(ctx, func() { taken = !s.followers.copying.CompareAndSwap(nil, c) })
 	if err != nil {
 		s.unfollow(c) // between may have run do before Update returned the error
 		return err
@@ -196,7 +196,7 @@ func (s *Store) follow(ctx context.Context, c *changedKeys) error {
 	return nil
 }
 
-func (s *Store) unfollow(c *changedKeys) { s.writer.copying.CompareAndSwap(c, nil) }
+func (s *Store) unfollow(c *changedKeys) { s.followers.copying.CompareAndSwap(c, nil) }
 
 // between calls do while no commit is in progress, because an Update runs only after the previous
 // commit is settled. If the file is out of use, the writer reopens it first.

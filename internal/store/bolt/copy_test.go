@@ -346,7 +346,7 @@ func TestACopyEndsWithItsContextAndItsTaker(t *testing.T) {
 	}
 	wantKind(t, s.Copy(ctx, copied{}.emit), fault.Unavailable)
 	must(t, s.Copy(t.Context(), copied{}.emit)) // the earlier copies do not block the next one
-	if s.writer.copying.Load() != nil {
+	if s.followers.copying.Load() != nil {
 		t.Error("the writer still notes what it changes")
 	}
 	must(t, s.Close())
@@ -376,7 +376,7 @@ func TestACopyThatFallsTooFarBehindIsGivenUp(t *testing.T) {
 		if !fallen {
 			fallen = true
 			churn(t, s, 0, noteBytes/(store.MaxKeySize+noteSize)+1, 0)
-			if keys, _ := s.writer.copying.Load().list(); len(keys) != 0 {
+			if keys, _ := s.followers.copying.Load().list(); len(keys) != 0 {
 				t.Errorf("%d keys are still noted", len(keys))
 			}
 		}

@@ -132,10 +132,11 @@ type tx struct {
 	log    []change
 	wrote  map[string]int // number of the changes in log, by key
 	events []any
-	after  []func() // called after the commit
-	broken error    // set when bbolt panicked: the transaction must not be committed
-	bytes  int      // length of the keys and values that were put
-	room   int64    // what fitted on the disk when the group began
+	after  []func()  // called after the commit
+	broken error     // set when bbolt panicked: the transaction must not be committed
+	bytes  int       // length of the keys and values that were put
+	room   int64     // what fitted on the disk when the group began
+	begins *[16]byte // a log of commits begins with this commit; nil mostly
 }
 
 // change is one write with the value that it replaced.
@@ -248,7 +249,7 @@ func (t *tx) undo(m mark) {
 }
 
 // changed reports whether there is anything to commit.
-func (t *tx) changed() bool { return len(t.log)+len(t.events) > 0 }
+func (t *tx) changed() bool { return len(t.log)+len(t.events) > 0 || t.begins != nil }
 
 // deletes reports whether the group removed a key.
 func (t *tx) deletes() bool {

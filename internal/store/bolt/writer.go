@@ -24,16 +24,16 @@ const (
 // writer is the only one that writes to the file. It commits groups, reopens the file after a
 // failure, and scrubs.
 type writer struct {
-	path     string
-	opts     *Options
-	disk     *disk
-	queue    *queue
-	views    *views
-	scrubber *scrubber
-	reserve  *reserve
-	copying  atomic.Pointer[changedKeys] // keys that the running copy has yet to read; nil when no copy is running
-	commits  atomic.Uint64
-	proved   atomic.Int64 // Unix nanoseconds at which a commit last succeeded, or a healthy store was last sent a probe
+	path      string
+	opts      *Options
+	disk      *disk
+	queue     *queue
+	views     *views
+	scrubber  *scrubber
+	reserve   *reserve
+	followers *followers
+	commits   atomic.Uint64
+	proved    atomic.Int64 // Unix nanoseconds at which a commit last succeeded, or a healthy store was last sent a probe
 
 	// The writer goroutine owns these.
 	last    *file            // the newest file, to be closed before the next is opened
@@ -190,13 +190,17 @@ func (w *writer) commit(t *tx, probe bool) error {
 		w.opts.Logger.Error("committing failed", "error", err)
 		return unavailable(errors.Join(err, w.rollback(t.bolt))) // nothing was written: the file stays open
 	}
-	if c := w.copying.Load(); c != nil {
+	if c := w.followers.copying.Load(); c != nil {
 		c.note(t.log)
 	}
 	id := make([]byte, 16)
 	rand.Read(id) // never fails
+	var made *Commit
 	err := w.disk.durably("commit", func() error {
-		return guard(func() error {
+		return guard(func() (err error) {
+			if made, err = w.followers.note(t, id); err != nil {
+				return err
+			}
 			if err := t.bolt.Bucket([]byte(bucketCommit)).Put([]byte(keyCommit), id); err != nil {
 				return err
 			}
@@ -211,7 +215,7 @@ func (w *writer) commit(t *tx, probe bool) error {
 	if err == nil {
 		w.views.failed.Store(false)
 		w.proved.Store(w.opts.Now().UnixNano())
-		w.committed(t)
+		w.committed(t, made)
 		return nil
 	}
 	_ = w.rollback(t.bolt) // the file is reopened anyway
@@ -224,14 +228,15 @@ func (w *writer) commit(t *tx, probe bool) error {
 		return unavailable(err)
 	}
 	w.opts.Logger.Info("the commit that failed has persisted")
-	w.committed(t)
+	w.committed(t, made)
 	return nil
 }
 
 // committed updates the counters and views after a durable commit, before any caller gets its
 // answer.
-func (w *writer) committed(t *tx) {
+func (w *writer) committed(t *tx, made *Commit) {
 	w.commits.Add(1)
+	w.followers.journal.add(made)
 	for _, do := range t.after {
 		do()
 	}
