@@ -95,7 +95,11 @@ func (k *Key) Unwrap(ctx context.Context, keyContext string, text []byte) ([]byt
 		return nil, err
 	}
 	defer clear(plaintext)
-	return unbind(keyContext, plaintext)
+	key, err := unbind(keyContext, plaintext)
+	if err != nil {
+		k.logger.Warn(failedCall, "call", "unwrapping", "error", err)
+	}
+	return key, err
 }
 
 // Destroy destroys the key, so that nothing it wrapped can be opened any more. It returns the
@@ -117,6 +121,9 @@ func (k *Key) try(ctx context.Context, what string, call func(context.Context) e
 	return try(ctx, k.logger, what, call)
 }
 
+// failedCall is the line of the log for a call that failed, whatever the reason.
+const failedCall = "a call of the key-management service failed"
+
 // try repeats a call while its error may pass, until the deadline of ctx. The pauses grow, and are
 // random so that callers spread out. It returns the last error that came from the service, and logs
 // only one attempt.
@@ -125,7 +132,11 @@ func try(ctx context.Context, logger *slog.Logger, what string, call func(contex
 	told := false
 	for pause := firstPause; ; pause = min(2*pause, lastPause) {
 		err := call(ctx)
-		if err == nil || !errors.Is(err, fault.Unavailable) {
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, fault.Unavailable) {
+			logger.Warn(failedCall, "call", what, "error", err)
 			return err
 		}
 		if last == nil || ctx.Err() == nil {
@@ -136,7 +147,7 @@ func try(ctx context.Context, logger *slog.Logger, what string, call func(contex
 			return last
 		}
 		if !told {
-			logger.Warn("a call of the key-management service failed; retrying", "call", what, "error", last)
+			logger.Warn(failedCall+"; retrying", "call", what, "error", last)
 		}
 		told = true
 		timer := time.NewTimer(wait)
