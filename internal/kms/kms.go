@@ -90,16 +90,18 @@ func (k *Key) Unwrap(ctx context.Context, keyContext string, text []byte) ([]byt
 		plaintext, err = k.service.decrypt(ctx, w.ciphertext)
 		return err
 	})
-	k.calls.note(err)
 	if err != nil {
+		k.calls.note(err)
 		return nil, err
 	}
 	defer clear(plaintext)
 	key, err := unbind(keyContext, plaintext)
 	if err != nil {
 		k.logger.Warn(failedCall, "call", "unwrapping", "error", err)
+		return nil, err // no outcome: whether the service or the stored text is wrong, only a probe can tell
 	}
-	return key, err
+	k.calls.note(nil)
+	return key, nil
 }
 
 // Destroy destroys the key, so that nothing it wrapped can be opened any more. It returns the
@@ -136,7 +138,9 @@ func try(ctx context.Context, logger *slog.Logger, what string, call func(contex
 			return nil
 		}
 		if !errors.Is(err, fault.Unavailable) {
-			logger.Warn(failedCall, "call", what, "error", err)
+			if !errors.Is(err, context.Canceled) { // the caller left
+				logger.Warn(failedCall, "call", what, "error", err)
+			}
 			return err
 		}
 		if last == nil || ctx.Err() == nil {
@@ -144,6 +148,9 @@ func try(ctx context.Context, logger *slog.Logger, what string, call func(contex
 		}
 		wait := pause/2 + rand.N(pause/2) //nolint:gosec // spreads retries, hides nothing
 		if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= wait {
+			if !told && !errors.Is(ctx.Err(), context.Canceled) {
+				logger.Warn(failedCall, "call", what, "error", last)
+			}
 			return last
 		}
 		if !told {
