@@ -29,6 +29,7 @@ type estate struct {
 	more   string // more lines of the configuration
 	tenant string // tenant's API key
 	ids    []string
+	ready  app.Ready // of the newest server
 }
 
 // newEstate creates a deployment with credentials in a data directory, and returns the URL of its
@@ -105,6 +106,7 @@ registration: {closed: true}
 	if err := json.NewDecoder(stdout).Decode(&r); err != nil {
 		return "", ended, err
 	}
+	e.ready = r
 	return r.BaseURL, ended, nil
 }
 

@@ -192,6 +192,22 @@ func TestARestoreThatWasOvertakenWritesNothing(t *testing.T) {
 	}
 }
 
+// noteOf returns the newest checkpoint of a running server.
+func (e *estate) noteOf(url string) string {
+	e.t.Helper()
+	export := filepath.Join(e.t.TempDir(), "log.jsonl")
+	mustRun(e.t, "audit", "export", "--url", url, "--api-key", e.systemKey(), "--whole", "--output", export)
+	return logtest.NoteOf(e.t, strings.SplitAfter(strings.TrimSuffix(readText(e.t, export), "\n"), "\n"))
+}
+
+// keepNote puts a checkpoint into a bucket, as its server does within ten seconds.
+func keepNote(t *testing.T, anchors, note string) {
+	t.Helper()
+	bucket, err := objects.Open(t.Context(), anchors, objects.SigningOptions{})
+	must(t, err)
+	must(t, errors.Join(bucket.Put(t.Context(), "anchor/"+strings.Split(note, "/")[2]+"/checkpoint", []byte(note)), bucket.Close()))
+}
+
 // A restored backup is an older state, and an external anchor detects that. Nothing is served until
 // the loss is accepted by naming its range.
 func TestARestoredBackupIsARollbackToItsAnchor(t *testing.T) {
@@ -202,14 +218,9 @@ func TestARestoredBackupIsARollbackToItsAnchor(t *testing.T) {
 	file := e.backUp(url, to)
 	e.seal(url, 3)
 	lost := e.ids[len(e.ids)-3:]
-	export := filepath.Join(t.TempDir(), "log.jsonl")
-	mustRun(t, "audit", "export", "--url", url, "--api-key", e.systemKey(), "--whole", "--output", export)
+	note := e.noteOf(url)
 	end()
-	// The server anchors its newest checkpoint within ten seconds.
-	note := logtest.NoteOf(t, strings.SplitAfter(strings.TrimSuffix(readText(t, export), "\n"), "\n"))
-	bucket, err := objects.Open(t.Context(), anchors, objects.SigningOptions{})
-	must(t, err)
-	must(t, errors.Join(bucket.Put(t.Context(), "anchor/"+strings.Split(note, "/")[2]+"/checkpoint", []byte(note)), bucket.Close()))
+	keepNote(t, anchors, note)
 
 	server := pgtest.Shared(t)
 	for name, target := range map[string]string{"embedded": offline.BoltScheme + e.path("restored"), "postgres": server.URL()} {
