@@ -243,9 +243,10 @@ func step(live []sight, c call, a answer) (bool, []sight) {
 // linearisable reports whether the calls can be ordered so that each answer is right and the order
 // agrees with the calls' times.
 func (h *history) linearisable() (bool, porcupine.LinearizationInfo, error) {
-	result, info := porcupine.CheckOperationsVerbose(model, h.resolved(), time.Minute)
+	const patience = 10 * time.Minute // seconds on an idle machine
+	result, info := porcupine.CheckOperationsVerbose(model, h.resolved(), patience)
 	if result == porcupine.Unknown {
-		return false, info, fmt.Errorf("the history could not be judged in a minute: record a shorter one")
+		return false, info, fmt.Errorf("the history could not be judged in %s: record a shorter one", patience)
 	}
 	return result == porcupine.Ok, info, nil
 }

@@ -78,7 +78,7 @@ func (o *outage) refuses(id string, during time.Duration) (r refusal) {
 				r.first = time.Since(began)
 			}
 		}
-		if time.Since(began) > 2*time.Minute {
+		if time.Since(began) > patience {
 			o.t.Fatal("it still answers with plaintext")
 		}
 		time.Sleep(20 * time.Millisecond)
@@ -161,9 +161,6 @@ func TestAFullDiskInTheMiddleOfLoad(t *testing.T) {
 		took := o.goesOn()
 		o.say("full: changes end after %s; reads: %s; going on %s after there was space", changes.Round(time.Millisecond), r, took.Round(time.Millisecond))
 		waitFor(t, func() bool { return o.ready() == http.StatusOK })
-		if changes > 5*time.Second || r.slowest > 5*time.Second { // the promise is one second; a busy machine takes longer
-			t.Errorf("a full disk: changes end after %s; reads: %s", changes, r)
-		}
 	}
 	o.settle()
 }
@@ -193,9 +190,6 @@ func TestADiskThatFailsInTheMiddleOfLoad(t *testing.T) {
 			_ = trace.Wait() // an interrupt ended it
 			took := o.goesOn()
 			o.say("%s, %d times: %s (strace's start is part of it); going on %s after it was over", errno, d.injected(), r, took.Round(time.Millisecond))
-			if r.slowest > 5*time.Second {
-				t.Errorf("a disk that fails: %s", r)
-			}
 			waitFor(t, func() bool { return o.ready() == http.StatusOK })
 			o.settle()
 		})
@@ -233,9 +227,6 @@ func TestAKMSOutageInTheMiddleOfLoad(t *testing.T) {
 		took := o.goesOn()
 		o.say("the KMS %s for %s: 20 calls in %s at first, then %s; going on after %s; %d calls of the KMS",
 			name, outage.Round(time.Millisecond), served.Round(time.Millisecond), r, took.Round(time.Millisecond), service.Calls()-before)
-		if r.first > cached+10*time.Second || r.slowest > 10*time.Second {
-			t.Errorf("the KMS %s: %s", name, r)
-		}
 	}
 	if peak := service.Peak(); peak > 2 {
 		t.Errorf("%d calls of the KMS at the same time, for one tenant", peak)

@@ -102,8 +102,8 @@ func (f *fleet) goesOn(after string, replicas ...int) {
 		if !slices.ContainsFunc(replicas, func(i int) bool { return now[i] < before[i]+5 }) {
 			break
 		}
-		if time.Since(began) > time.Minute {
-			f.t.Fatalf("after %s replicas %v answer nothing for a minute: %v, then %v\n%s", after, replicas, before, now, f.servers[replicas[0]].Load().log.Tail())
+		if time.Since(began) > patience {
+			f.t.Fatalf("after %s replicas %v answer nothing for %s: %v, then %v\n%s", after, replicas, patience, before, now, f.servers[replicas[0]].Load().log.Tail())
 		}
 	}
 	f.say("%s: replicas %v answer again after %s; answered so far: %v", after, replicas, time.Since(began).Round(time.Millisecond), f.served())
