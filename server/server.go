@@ -185,7 +185,8 @@ func New(config Config) (*Server, error) {
 		return nil, fmt.Errorf("making the server: %w", err)
 	}
 	if !config.OperationsApart {
-		s.operations(s.engine, fault.Message, s.v2.Checks()) // this listener is public, so metrics take a key
+		// This listener is public, so metrics take a key, and strangers cannot make checks run at will.
+		s.operations(s.engine, (&sharedReport{of: s.checked}).get, fault.Message, s.v2.Checks())
 	}
 	return s, nil
 }
@@ -233,7 +234,7 @@ func (s *Server) ServeOperations(ctx context.Context, l net.Listener) error {
 	engine := gin.New()
 	engine.Use(s.observe, s.recover)
 	engine.NoRoute(func(c *gin.Context) { s.v2.Refuse(c, gate.Refusal(http.StatusNotFound, "there is no such endpoint")) })
-	s.operations(engine, error.Error)
+	s.operations(engine, s.checked, error.Error)
 	if s.config.Profiling {
 		profile(engine)
 	}
@@ -475,71 +476,6 @@ func knownMethod(method string) string {
 		return method
 	}
 	return "other"
-}
-
-// operations adds the operational endpoints of the process. reason gives the text of an error to those
-// who may call them. The checks are for metrics, which are of the whole deployment.
-func (s *Server) operations(r gin.IRoutes, reason func(error) string, checks ...gin.HandlerFunc) {
-	r.GET("/healthz", s.health)
-	r.GET("/readyz", func(c *gin.Context) { s.ready(c, reason) })
-	r.GET("/metrics", append(checks, gin.WrapH(s.metrics.handler()))...)
-}
-
-// operational reports whether a route is operational. The platform, not a user, calls these every
-// few seconds.
-func operational(route string) bool {
-	return route == "/healthz" || route == "/readyz" || route == "/metrics"
-}
-
-type answer struct {
-	Success bool   `json:"success"`
-	Status  string `json:"status"`
-}
-
-// health reports only that the process answers. It checks no dependency: a restart would not repair
-// a full disk.
-func (s *Server) health(c *gin.Context) {
-	s.v2.Write(c, http.StatusOK, answer{true, "ok"})
-}
-
-// readyTimeout bounds the time that a probe waits.
-const readyTimeout = time.Second
-
-// ready reports whether this replica is to get requests: see package health. With the parameter
-// verbose it lists the checks as text. The operator is none of them: workloads read credentials while
-// their cluster's API server is down.
-func (s *Server) ready(c *gin.Context, reason func(error) string) {
-	report := s.report(c.Request.Context())
-	err := report.Ready()
-	if _, verbose := c.GetQuery("verbose"); verbose {
-		status := http.StatusOK
-		if err != nil {
-			status = http.StatusServiceUnavailable
-			_ = c.Error(err)
-		}
-		c.String(status, "%s", report.Text(reason))
-		return
-	}
-	if err != nil {
-		s.v2.Refuse(c, fault.Outage(fault.ReasonOf(err), fault.Unavailable.Error(), err))
-		return
-	}
-	s.v2.Write(c, http.StatusOK, answer{true, "ok"})
-}
-
-var errEnding = fault.Outage(fault.ReasonEnding, "the server is shutting down", nil)
-
-// report runs all checks. A server that is ending has a fault of its own.
-func (s *Server) report(ctx context.Context) health.Report {
-	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
-	defer cancel()
-	report := s.config.Health.Report(ctx)
-	ending := health.Result{Check: health.Check{Name: "shutdown", Scope: health.Replica, Stops: health.Classes()}}
-	if s.ending.Load() {
-		ending.Err = errEnding
-	}
-	report.Results = append(report.Results, ending)
-	return report
 }
 
 // served answers with an OpenAPI document.
