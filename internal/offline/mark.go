@@ -94,7 +94,8 @@ func (m *Mark) Put(tx store.Tx) error {
 	return tx.Put(MarkRow, b)
 }
 
-// Err returns an error that says why the store is not served, and what to do.
+// Err returns an error that says why the store is not served, and what to do. Its message is for
+// strangers, and does not name the other store.
 func (m *Mark) Err() error {
 	var text string
 	switch m.State {
@@ -110,7 +111,7 @@ func (m *Mark) Err() error {
 	default:
 		text = "a newer release is working on this database: use that release"
 	}
-	return fault.New(fault.Unavailable, text)
+	return fault.Wrap(fault.Unavailable, "this database is not served", errors.New(text))
 }
 
 // CheckUnmarked fails if the store has a mark.
