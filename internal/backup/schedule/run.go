@@ -58,7 +58,7 @@ func (s *Schedule) RunOnce(ctx context.Context) error {
 		s.failed(ctx, Verify, "a backup was taken, but could not be restored and verified; none is deleted meanwhile", err, "object", c.Attempt)
 	case err == nil:
 		s.Logger.InfoContext(ctx, "restored the backup into a scratch store and verified it", "object", c.Attempt)
-		if err = s.expire(ctx, c.Attempt); err != nil && ctx.Err() == nil {
+		if err = s.expire(ctx, c); err != nil && ctx.Err() == nil {
 			s.failed(ctx, Delete, "deleting old backups failed; retrying after the next backup", err)
 		}
 	}

@@ -10,6 +10,14 @@
 // .backup.sig. The signature is written last: an object without one is not a backup. A process that is
 // killed leaves at most such an object, whose name is in the row, and the next attempt deletes it.
 //
+// # Who deletes
+//
+// A copy of the deployment, such as one that a backup was restored into for a test, has the same chain,
+// keys and bucket, and maybe a shorter time to keep. So a server deletes nothing as long as the bucket
+// has a backup that it did not take, of a time after it came to be: that is another server's, which is
+// in use. For a week and a day after a restore it deletes nothing at all, so that the other one has had
+// time for its next backup.
+//
 // # What is verified
 //
 // After the upload the object is read again and compared with its signature, and then, as by the
@@ -131,6 +139,9 @@ type row struct {
 	Verified time.Time `json:"verified,omitzero"`
 	Bytes    int64     `json:"bytes,omitempty"`
 
+	Restored time.Time `json:"restored,omitzero"` // first backup of a server that was restored from one
+	Foreign  string    `json:"foreign,omitempty"` // newest backup here that another server was seen to take
+
 	Attempt  string    `json:"attempt,omitempty"` // object that is being written, or was left behind
 	By       string    `json:"by,omitempty"`      // random id of that attempt
 	Until    time.Time `json:"until,omitzero"`    // nobody else begins before
@@ -184,8 +195,10 @@ func (s *Schedule) due(r row, now time.Time) bool {
 type claimed struct {
 	Attempt, By string
 	began       time.Time
-	leftover    string // object that an earlier attempt may not have finished
-	begun       bool   // the object may be in the bucket because of this attempt
+	leftover    string    // object that an earlier attempt may not have finished
+	previous    time.Time // of the newest backup before this one that this server knows; zero for none
+	restored    bool      // leftover is whole, as in a database that was restored from it
+	begun       bool      // the object may be in the bucket because of this attempt
 }
 
 var (
@@ -207,7 +220,10 @@ func (s *Schedule) claim(ctx context.Context) (*claimed, error) {
 		if r.Place != s.Place { // what is elsewhere stays there
 			*r = row{Place: s.Place}
 		}
-		c.leftover = r.Attempt
+		c.leftover, c.previous = r.Attempt, r.Taken
+		if at, ok := s.timeOf(r.Attempt); ok && at.After(c.previous) {
+			c.previous = at
+		}
 		r.Attempt, r.By, r.Until = c.Attempt, c.By, now.Add(lease)
 		return nil
 	})
@@ -256,6 +272,9 @@ func (s *Schedule) finish(ctx context.Context, c *claimed, w *backup.Written) er
 			return errTakenOver
 		}
 		r.Taken, r.Bytes, r.Attempt, r.Failures = c.began, int64(statement.Size), "", 0
+		if c.restored {
+			r.Restored = c.began
+		}
 		return nil
 	})
 }
@@ -269,19 +288,20 @@ func (s *Schedule) giveUp(ctx context.Context, c *claimed, why error) (pause tim
 	ending := ctx.Err() != nil
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveUpTimeout)
 	defer cancel()
+	var whole bool
 	var removed error
 	switch {
 	case !c.begun:
 	case errors.Is(why, errTakenOver): // so it is not recorded, even if it is whole
 		removed = s.remove(ctx, c.Attempt)
 	default:
-		removed = s.removeUnfinished(ctx, c.Attempt)
+		whole, removed = s.removeUnfinished(ctx, c.Attempt)
 	}
 	err := s.update(ctx, func(r *row) error {
 		if r.By != c.By {
 			return errTakenOver
 		}
-		if removed == nil {
+		if removed == nil && !whole { // a whole one is not another server's
 			r.Attempt = ""
 		}
 		r.Until = time.Time{}
@@ -324,12 +344,12 @@ func (s *Schedule) timeOf(name string) (at time.Time, ok bool) {
 // removeUnfinished deletes what an attempt left. A backup that has its signature is whole, and stays:
 // the row of a restored database names the backup that it was restored from, and a commit that was not
 // confirmed may have recorded one.
-func (s *Schedule) removeUnfinished(ctx context.Context, name string) error {
-	whole, err := s.Bucket.Exists(ctx, name+signatureSuffix)
+func (s *Schedule) removeUnfinished(ctx context.Context, name string) (whole bool, err error) {
+	whole, err = s.Bucket.Exists(ctx, name+signatureSuffix)
 	if err != nil || whole {
-		return err
+		return whole, err
 	}
-	return s.remove(ctx, name)
+	return false, s.remove(ctx, name)
 }
 
 // remove deletes a backup and its signature, or what there is of them.

@@ -130,12 +130,17 @@ func (r *replica) names() []string {
 	return names
 }
 
+// prefixed returns the name of the backup of a time.
+func (r *replica) prefixed(at string) string {
+	return "backup/" + r.Log.ChainID() + "/" + at + ".backup"
+}
+
 // has fails unless the bucket has the backups of these times, each with its signature, and nothing else.
 func (r *replica) has(times ...string) {
 	r.t.Helper()
 	var want []string
 	for _, at := range times {
-		name := "backup/" + r.Log.ChainID() + "/" + at + ".backup"
+		name := r.prefixed(at)
 		want = append(want, name, name+".sig")
 	}
 	if got := r.names(); !slices.Equal(got, want) {
@@ -470,6 +475,40 @@ func TestALostClaimLeavesNothing(t *testing.T) {
 	if s := r.status(); s.Taken.Minute() != 23 {
 		t.Errorf("the status is %+v", s)
 	}
+}
+
+// A copy of the deployment has the same chain and key, and maybe the same configuration.
+func TestACloneDeletesNoBackupOfTheDeploymentItCameFrom(t *testing.T) {
+	d := newDeployment(t, "file://"+t.TempDir())
+	r := d.replica(boltStore(t))
+	must(t, r.RunOnce(t.Context()))
+	path := filepath.Join(t.TempDir(), "clone.db")
+	must(t, r.Bucket.Download(t.Context(), r.names()[0], func(file io.Reader) error {
+		from, err := restore.Open(file, []backup.Identity{d.identity})
+		must(t, err)
+		return (&restore.Restored{From: from}).Into(t.Context(), path, nil)
+	}))
+	d.after(2 * time.Hour)
+	clone := d.replica(func(hook store.Hook) (store.Database, error) { return bolt.Open(path, bolt.Options{Hook: hook}) })
+	clone.Keep = time.Hour
+	must(t, clone.RunOnce(t.Context())) // the deployment has taken none since
+	clone.has("20261124-021700", "20261124-041700")
+	d.after(22 * time.Hour)
+	if err := r.RunOnce(t.Context()); err == nil || !strings.Contains(err.Error(), "20261124-041700.backup") {
+		t.Error("the deployment does not tell of the clone:", err)
+	}
+	for i := range 2 { // the second time, the deployment has taken no other one meanwhile
+		d.after(25 * time.Hour)
+		if err := clone.RunOnce(t.Context()); err == nil || !strings.Contains(err.Error(), "20261125-021700.backup") || clone.status().Failures[schedule.Delete] != uint64(i+1) {
+			t.Errorf("the clone's expiry %d: %v", i, err)
+		}
+	}
+	clone.has("20261124-021700", "20261124-041700", "20261125-021700", "20261126-031700", "20261127-041700")
+	must(t, r.Bucket.Delete(t.Context(), r.prefixed("20261125-021700"))) // by hand, since the deployment is gone
+	must(t, r.Bucket.Delete(t.Context(), r.prefixed("20261125-021700")+".sig"))
+	d.after(8 * 24 * time.Hour)
+	must(t, clone.RunOnce(t.Context()))
+	clone.has("20261205-041700")
 }
 
 // The row of a restored database names the backup that it came from, as one that is being written.

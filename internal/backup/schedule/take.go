@@ -32,7 +32,7 @@ func (s *Schedule) take(ctx context.Context, c *claimed) (_ *backup.Written, err
 		return nil, fmt.Errorf("%s exists already, and nothing is ever overwritten", c.Attempt)
 	}
 	if c.leftover != "" {
-		if err := s.removeUnfinished(ctx, c.leftover); err != nil {
+		if c.restored, err = s.removeUnfinished(ctx, c.leftover); err != nil {
 			return nil, fmt.Errorf("removing what an unfinished backup left: %w", err)
 		}
 	}
@@ -210,9 +210,13 @@ func overwrite(path string) error {
 // when they are deleted.
 const mostListed = 20_000
 
-// expire deletes the backups that are older than Keep, except newest, which was verified just now, and
-// whatever is newer. It deletes only what has a signature of this deployment.
-func (s *Schedule) expire(ctx context.Context, newest string) error {
+// afterRestore is how long a restored server deletes nothing.
+const afterRestore = 8 * 24 * time.Hour
+
+// expire deletes the backups that are older than Keep, except that of c, which was verified just now, and
+// whatever is newer. It deletes only what has a signature of this deployment, and nothing while another
+// server takes backups: see the package comment.
+func (s *Schedule) expire(ctx context.Context, c *claimed) error {
 	if s.Keep == 0 {
 		return nil
 	}
@@ -220,7 +224,21 @@ func (s *Schedule) expire(ctx context.Context, newest string) error {
 	if err != nil {
 		return err
 	}
-	before := s.Now().Add(-s.Keep)
+	r, err := s.read(ctx)
+	if err != nil {
+		return err
+	}
+	foreign, err := s.foreign(ctx, c, names, r.Foreign)
+	if err != nil {
+		return err
+	}
+	if foreign != "" {
+		return fmt.Errorf("another server takes backups of this deployment into this bucket, such as %s: give each server a bucket or folder of its own, or, if that server is gone, delete its backups", foreign)
+	}
+	if c.began.Sub(r.Restored) < afterRestore {
+		return nil
+	}
+	newest, before := c.Attempt, s.Now().Add(-s.Keep)
 	var failed error
 	for _, signature := range names {
 		name, is := strings.CutSuffix(signature, signatureSuffix)
@@ -243,6 +261,33 @@ func (s *Schedule) expire(ctx context.Context, newest string) error {
 		s.Logger.InfoContext(ctx, "deleted an old backup", "object", name)
 	}
 	return failed
+}
+
+// foreign returns the newest backup in the bucket that another server of this deployment took since the
+// backup before c, or else the one that was found earlier, if it is still there. The row remembers it.
+func (s *Schedule) foreign(ctx context.Context, c *claimed, names []string, earlier string) (found string, err error) {
+	for _, signature := range names {
+		name, is := strings.CutSuffix(signature, signatureSuffix)
+		at, ours := s.timeOf(name)
+		switch {
+		case !is || !ours:
+		case name == earlier:
+			found = max(found, name)
+		case c.previous.IsZero() || !at.After(c.previous) || !at.Before(c.began):
+		default:
+			made, err := s.made(ctx, name, at)
+			if err != nil {
+				return "", err
+			}
+			if made {
+				found = max(found, name)
+			}
+		}
+	}
+	if found == earlier {
+		return found, nil
+	}
+	return found, s.update(ctx, func(r *row) error { r.Foreign = found; return nil })
 }
 
 // made reports whether the signature beside a backup is of this deployment and of that backup.
