@@ -40,7 +40,8 @@ const (
 // its pack as it went in, sound or not.
 type Packer struct {
 	Log *writer.Log
-	// Ready reports whether all processes that use the database read packs. Nil: they do.
+	// Ready reports whether all processes that use the database read packs. Nil: they do. It is asked
+	// at most once a minute: an older process cannot start once there is a pack.
 	Ready  func(ctx context.Context) (bool, error)
 	Logger *slog.Logger
 
@@ -49,6 +50,9 @@ type Packer struct {
 	next   uint64 // where to look for the next block
 	closed uint64 // newest closed entry of the pass before; 0 before the first
 	due    uint64 // entries that may be packed
+
+	asked    time.Time // when Ready last answered
+	answered bool      // what it said
 }
 
 // Keep packs entries until ctx ends.
@@ -123,11 +127,20 @@ func (p *Packer) Pack(ctx context.Context, most uint64) (packed uint64, err erro
 	return packed, nil
 }
 
-func (p *Packer) ready(ctx context.Context) (bool, error) {
+// askEvery is how long an answer of Ready holds.
+const askEvery = time.Minute
+
+func (p *Packer) ready(ctx context.Context) (ready bool, err error) {
 	if p.Ready == nil {
 		return true, nil
 	}
-	return p.Ready(ctx)
+	if !p.asked.IsZero() && time.Since(p.asked) < askEvery {
+		return p.answered, nil
+	}
+	if ready, err = p.Ready(ctx); err == nil {
+		p.asked, p.answered = time.Now(), ready
+	}
+	return ready, err
 }
 
 // closedTo returns the newest sequence that may be packed.

@@ -205,6 +205,31 @@ func TestTheFirstPackRaisesTheFormat(t *testing.T) {
 	}
 }
 
+// The question costs a query of the database for each transaction otherwise.
+func TestReplicasAreAskedOnceAMinute(t *testing.T) {
+	f := audittest.NewFixture(t)
+	f.Fill(400)
+	f.Follow()
+	asked := 0
+	p := packer(f)
+	p.Ready = func(context.Context) (bool, error) {
+		asked++
+		return true, nil
+	}
+	if n, err := p.Pack(t.Context(), everything); err != nil || n < 8*entries.BlockSize {
+		t.Fatal(n, err)
+	}
+	if asked != 1 {
+		t.Errorf("asked %d times", asked)
+	}
+	p.asked = p.asked.Add(-askEvery)
+	f.Fill(64)
+	f.Follow()
+	if _, err := p.Pack(t.Context(), everything); err != nil || asked != 2 {
+		t.Errorf("asked %d times after a minute: %v", asked, err)
+	}
+}
+
 // A pass packs no more than twice what was written since the pass before.
 func TestPassesPackAsMuchAsIsWritten(t *testing.T) {
 	f := audittest.NewFixture(t)
