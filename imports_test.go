@@ -26,7 +26,7 @@ const module = "github.com/latticekeep/latticekeep"
 var ours = map[string]string{
 	".": "internal/cli",
 	"internal/cli": "api/v1beta1 config/crd controllers internal/app internal/config internal/buildinfo internal/cli/admin internal/cli/auditlog internal/cli/command " +
-		"internal/cli/score internal/cli/seal internal/cli/transfer internal/dumps internal/store/format",
+		"internal/cli/score internal/cli/seal internal/cli/transfer internal/dumps internal/memory internal/store/format",
 	"internal/cli/admin":    "internal/cli/command api/client api/openapi/v2",
 	"internal/cli/auditlog": "internal/cli/command api/client api/openapi/v2 internal/doctor internal/export internal/offline internal/progress internal/audit internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/keyring internal/objects internal/state internal/store internal/fault",
 	"internal/cli/score":    "internal/cli/command api/client api/openapi/v2 internal/export internal/durable internal/compliance internal/audit internal/audit/verify internal/keyring internal/dualsig",
@@ -40,7 +40,7 @@ var ours = map[string]string{
 	"internal/app": "controllers controllers/admission controllers/cluster server server/gate internal/config internal/offline internal/buildinfo internal/vault internal/transit internal/identity " +
 		"internal/identity/tokenreview internal/connections internal/mail internal/sealingkey internal/custody internal/backup internal/backup/schedule internal/keyring internal/logs internal/audit internal/audit/guard internal/audit/keeper internal/audit/reader internal/audit/verify internal/audit/writer internal/authz " +
 		"internal/compliance internal/compliance/assessor internal/compliance/report internal/health internal/objects internal/otlp internal/clock internal/quota internal/durable " +
-		"internal/sealing internal/kms internal/metrics internal/state internal/state/watch internal/store internal/store/bolt internal/store/format internal/store/postgres internal/fault",
+		"internal/sealing internal/kms internal/memory internal/metrics internal/state internal/state/watch internal/store internal/store/bolt internal/store/format internal/store/postgres internal/fault",
 	"internal/config":  "api/v1beta1 controllers internal/sealing internal/mail internal/keyring internal/backup internal/audit internal/audit/writer internal/authz",
 	"internal/offline": "internal/vault internal/identity internal/keyring internal/kms internal/audit internal/audit/verify internal/store internal/store/bolt internal/store/format internal/store/postgres internal/fault",
 	"internal/doctor": "internal/vault internal/vault/record internal/identity internal/transit internal/keyring internal/state internal/audit internal/audit/entries internal/audit/verify internal/audit/writer internal/authz " +
@@ -50,6 +50,7 @@ var ours = map[string]string{
 	"internal/progress":  "",
 	"internal/durable":   "",
 	"internal/health":    "",
+	"internal/memory":    "",
 	"internal/buildinfo": "",
 
 	"server": "api/openapi server/dashboard server/docs server/gate server/v1 server/v2 internal/vault internal/transit internal/identity internal/sealingkey internal/custody internal/keyring " +
@@ -90,7 +91,7 @@ var ours = map[string]string{
 		"internal/mail internal/envelope internal/keyring internal/audit internal/audit/guard internal/audit/verify internal/audit/writer internal/authz internal/state internal/store internal/store/format internal/fault internal/secret",
 	"internal/identity/apikey":     "internal/identity/records internal/identity/tenant internal/identity/token internal/audit internal/authz internal/store internal/fault",
 	"internal/identity/email":      "internal/fault",
-	"internal/identity/password":   "internal/fault internal/secret",
+	"internal/identity/password":   "internal/memory internal/fault internal/secret",
 	"internal/identity/records":    "internal/keyring internal/audit internal/audit/guard internal/store internal/frame internal/fault",
 	"internal/identity/tenant":     "internal/identity/records internal/keyring internal/audit internal/audit/guard internal/authz internal/store internal/fault",
 	"internal/identity/throttle":   "internal/identity/records internal/store",
@@ -103,7 +104,7 @@ var ours = map[string]string{
 	"internal/audit/entries":       "internal/audit internal/store",
 	"internal/audit/writer":        "internal/audit internal/audit/chain internal/audit/entries internal/authz internal/dualsig internal/state internal/store internal/fault",
 	"internal/audit/guard":         "internal/audit internal/audit/writer internal/authz internal/store internal/fault",
-	"internal/audit/verify":        "internal/audit internal/audit/chain internal/audit/entries internal/audit/writer internal/authz internal/dualsig internal/store internal/frame internal/fault",
+	"internal/audit/verify":        "internal/audit internal/audit/chain internal/audit/entries internal/audit/writer internal/authz internal/dualsig internal/memory internal/store internal/frame internal/fault",
 	"internal/audit/reader":        "internal/audit internal/audit/chain internal/audit/entries internal/audit/guard internal/audit/verify internal/audit/writer internal/authz internal/dualsig internal/store internal/fault",
 	"internal/audit/keeper":        "internal/store/format internal/audit internal/audit/chain internal/audit/entries internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/authz internal/dualsig internal/objects internal/store internal/fault",
 	"internal/compliance":          "internal/audit internal/audit/verify internal/authz internal/fault",
@@ -139,7 +140,7 @@ var ours = map[string]string{
 	"internal/store/bolt":              "internal/store internal/store/commit internal/store/format internal/durable internal/fault",
 	"internal/store/postgres":          "internal/store internal/store/format internal/store/postgres/address internal/store/postgres/rowcache internal/fault",
 	"internal/store/postgres/address":  "",
-	"internal/store/postgres/rowcache": "",
+	"internal/store/postgres/rowcache": "internal/memory",
 	"internal/store/format":            "internal/store internal/buildinfo internal/fault",
 	"test/storetest":                   "internal/store internal/fault",
 	"test/disktest":                    "",

@@ -1,114 +1,43 @@
 package app
 
 import (
-	"math"
-	"os"
-	"path"
-	"path/filepath"
-	"runtime/debug"
-	"slices"
-	"strconv"
-	"strings"
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/latticekeep/latticekeep/internal/health"
+	"github.com/latticekeep/latticekeep/internal/memory"
 )
 
-// gcPercent is higher than Go's default because a server keeps little in memory and makes much
-// garbage. With the default it collects many times a second and spends a fifth of its processor
-// time on that.
-const gcPercent = 400
-
-// TuneGC lets the heap grow further before a collection, but collects sooner near the memory limit
-// of the process. The variables GOGC and GOMEMLIMIT take precedence.
-func TuneGC() {
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(gcPercent)
-	}
-	if limit := memoryLimit("/"); limit > 0 && os.Getenv("GOMEMLIMIT") == "" {
-		debug.SetMemoryLimit(limit / 10 * 8)
-	}
+// memoryNeed returns how many bytes the deployment needs now.
+func (d *deployment) memoryNeed() int64 {
+	s := d.rows.State
+	return memory.Deployment{Credentials: s.Rows("credential/"), Rows: s.Rows(""), Tenants: s.Rows("tenant/"), Objects: s.Rows("owned/")}.Need()
 }
 
-// memoryLimit returns the bytes that control groups allow the process, and 0 without a limit: the
-// smallest limit of its own group and of the groups above it. root is the root of the file system.
-//
-// The files of a group lie below a mount point, which need not be the root of the hierarchy. In a
-// container the mount shows its own group only. Where systemd or a container with the groups of its
-// host has the limit, the group lies far below the mount point (cgroups(7), proc_pid_mountinfo(5)).
-func memoryLimit(root string) int64 {
-	own := make(map[string]string) // group of the process by the file that has its limit
-	for _, line := range readLines(root, "proc/self/cgroup") {
-		parts := strings.SplitN(line, ":", 3)
-		switch {
-		case len(parts) != 3:
-		case parts[0] == "0":
-			own["memory.max"] = parts[2]
-		case slices.Contains(strings.Split(parts[1], ","), "memory"):
-			own["memory.limit_in_bytes"] = parts[2]
-		}
-	}
-	smallest := int64(math.MaxInt64)
-	for _, line := range readLines(root, "proc/self/mountinfo") {
-		left, right, _ := strings.Cut(line, " - ")
-		mount, kind := strings.Fields(left), strings.Fields(right)
-		if len(mount) < 5 || len(kind) < 3 {
-			continue
-		}
-		file := ""
-		switch {
-		case kind[0] == "cgroup2":
-			file = "memory.max"
-		case kind[0] == "cgroup" && slices.Contains(strings.Split(kind[2], ","), "memory"):
-			file = "memory.limit_in_bytes"
-		}
-		group, has := own[file]
-		if !has {
-			continue
-		}
-		for below := groupBelow(unescapeMount.Replace(mount[3]), group); ; below = path.Dir(below) {
-			smallest = min(smallest, readLimit(filepath.Join(root, unescapeMount.Replace(mount[4]), below, file)))
-			if below == "/" {
-				break
-			}
-		}
-	}
-	if smallest == math.MaxInt64 {
-		return 0
-	}
-	return smallest
+// checkMemory fails while the limit of memory is below what the deployment needs. Requests are served
+// all the same: the need is that of much work at the same time.
+func (d *deployment) checkMemory() health.Check {
+	return health.Check{Name: "memory", Scope: health.Replica, Ask: func(context.Context) error {
+		return memoryError(memory.Limit(), d.memoryNeed())
+	}}
 }
 
-// unescapeMount decodes a path in mountinfo.
-var unescapeMount = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
+// errMemory is what to do when there is too little memory.
+var errMemory = errors.New("raise the memory limit of the container, or MemoryMax= of the service: under load the kernel may end the server")
 
-// groupBelow returns the path of a group below the group that is mounted. A mounted group that is not
-// above it is the only one that can be seen.
-func groupBelow(mounted, group string) string {
-	if mounted == "/" {
-		return path.Clean("/" + group)
+func memoryError(limit, need int64) error {
+	if limit == 0 || limit >= need {
+		return nil
 	}
-	below, found := strings.CutPrefix(group, mounted)
-	if !found || below != "" && below[0] != '/' {
-		return "/"
-	}
-	return path.Clean("/" + below)
+	return fmt.Errorf("the memory limit is %d MiB, and this deployment needs %d MiB: %w", limit>>20, (need+1<<20-1)>>20, errMemory)
 }
 
-// readLimit returns the limit in a file, and math.MaxInt64 without one.
-func readLimit(file string) int64 {
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return math.MaxInt64
+// logMemory says at the start how much memory there is and how much the deployment needs.
+func (s *service) logMemory() {
+	limit, need := memory.Limit(), s.memoryNeed()
+	s.logger.Info("memory", "limit_bytes", limit, "need_bytes", need)
+	if err := memoryError(limit, need); err != nil {
+		s.logger.Warn("there is too little memory", "err", err)
 	}
-	limit, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
-	if err != nil || limit <= 0 || limit >= 1<<60 { // no limit is a huge number in version 1, and max in version 2
-		return math.MaxInt64
-	}
-	return limit
-}
-
-func readLines(root, file string) []string {
-	text, err := os.ReadFile(filepath.Join(root, file))
-	if err != nil {
-		return nil // another system than Linux, or no control groups
-	}
-	return strings.Split(string(text), "\n")
 }

@@ -478,6 +478,7 @@ func (s *service) run(ctx context.Context, l net.Listener, config server.Config,
 			})
 		})
 	}
+	s.logMemory()
 	ready()
 	if reason := s.log.HaltedBy(); reason != nil {
 		s.logger.Error("the audit log is halted: /readyz and all calls answer 503 until the rollback is accepted with latticekeep audit accept-rollback", "err", reason)

@@ -24,6 +24,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/health"
 	"github.com/latticekeep/latticekeep/internal/kms"
 	"github.com/latticekeep/latticekeep/internal/mail"
+	"github.com/latticekeep/latticekeep/internal/memory"
 	"github.com/latticekeep/latticekeep/internal/metrics"
 	"github.com/latticekeep/latticekeep/internal/quota"
 )
@@ -70,7 +71,7 @@ func (s *service) closeOperations() error {
 // collectors returns the metrics of all parts but HTTP, TLS and the operator.
 func (s *service) collectors() []prometheus.Collector {
 	all := append(s.calls.Collectors(), s.rows.Collectors()...)
-	all = append(all, metrics.Database(s.store), metrics.Keys(s.keys), metrics.SealingKeys(s.sealing), metrics.Mail(s.identity.Outbox()),
+	all = append(all, metrics.Memory(memory.Limit, s.memoryNeed), metrics.Database(s.store), metrics.Keys(s.keys), metrics.SealingKeys(s.sealing), metrics.Mail(s.identity.Outbox()),
 		metrics.Log(s.log), metrics.Proof(s.log, s.verifier, s.evidence.keeper))
 	if s.dir != "" {
 		all = append(all, metrics.Disk(s.dir))
@@ -123,6 +124,7 @@ func (s *service) checks() []health.Check {
 			}
 			return nil
 		}},
+		s.checkMemory(),
 		{Name: "anchors", Scope: health.Shared, Stops: none, Ask: func(context.Context) error { return checkAnchors(s.evidence.keeper.Status()) }},
 	}
 	if s.certificate != nil {

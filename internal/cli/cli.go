@@ -16,6 +16,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/cli/score"
 	"github.com/latticekeep/latticekeep/internal/cli/seal"
 	"github.com/latticekeep/latticekeep/internal/cli/transfer"
+	"github.com/latticekeep/latticekeep/internal/memory"
 	"github.com/latticekeep/latticekeep/internal/store/format"
 )
 
@@ -29,6 +30,8 @@ func Command() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Version:       buildinfo.Version(),
+
+		PersistentPreRun: func(*cobra.Command, []string) { memory.Tune() },
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.AddCommand(newServerCommand(), seal.NewSealCommand(), seal.NewResealCommand(), seal.NewImportCommand(), seal.NewValidateCommand(), auditlog.NewCommand(),

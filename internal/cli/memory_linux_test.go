@@ -2,12 +2,10 @@ package cli
 
 import (
 	"encoding/json"
-	"fmt"
 	"io"
 	"net/http"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -16,33 +14,10 @@ import (
 	"testing"
 
 	"github.com/latticekeep/latticekeep/internal/app"
+	"github.com/latticekeep/latticekeep/test/machine"
 )
 
-const memory = 256 << 20
-
-// memoryGroup makes a control group whose processes have so much memory, and returns its folder.
-// Error: why this machine has none to give.
-func memoryGroup(t *testing.T) (string, error) {
-	t.Helper()
-	own := regexp.MustCompile(`(?m)^\d+:(memory)?:(/.*)$`).FindStringSubmatch(readText(t, "/proc/self/cgroup"))
-	if own == nil {
-		return "", fmt.Errorf("this process is in no group")
-	}
-	parent, limit := filepath.Join("/sys/fs/cgroup", own[2]), "memory.max"
-	if own[1] != "" {
-		parent, limit = filepath.Join("/sys/fs/cgroup/memory", own[2]), "memory.limit_in_bytes"
-	}
-	dir, err := os.MkdirTemp(parent, "latticekeep-test-")
-	if err != nil {
-		return "", err
-	}
-	t.Cleanup(func() {
-		if err := os.Remove(dir); err != nil { // the processes in it have ended
-			t.Error(err)
-		}
-	})
-	return dir, os.WriteFile(filepath.Join(dir, limit), []byte(strconv.Itoa(memory)), 0o600)
-}
+const memoryLimit = 256 << 20
 
 // run runs the server as a process of its own until the end of the test. command gets the path of the
 // program.
@@ -69,18 +44,20 @@ func (s *site) run(command func(program string) *exec.Cmd) (line app.Ready) {
 }
 
 // runSmall is run in a control group of its own, or with as small a limit if there can be none.
-func (s *site) runSmall() app.Ready {
+func (s *site) runSmall() (line app.Ready, group *machine.MemoryGroup) {
 	s.t.Helper()
-	group, none := memoryGroup(s.t)
-	return s.run(func(program string) *exec.Cmd {
+	group, none := machine.NewMemoryGroup(s.t, memoryLimit)
+	line = s.run(func(program string) *exec.Cmd {
 		if none != nil {
 			s.t.Log("without a control group, since ", none)
 			cmd := exec.CommandContext(s.t.Context(), program, "server", "--config", s.file)
-			cmd.Env = append(os.Environ(), "GOMEMLIMIT="+strconv.Itoa(memory/10*8))
+			cmd.Env = append(os.Environ(), "GOMEMLIMIT="+strconv.Itoa(memoryLimit/10*8))
 			return cmd
 		}
-		return exec.CommandContext(s.t.Context(), "/bin/sh", "-c", `echo $$ >"$1/cgroup.procs" && shift && exec "$@"`, "sh", group, program, "server", "--config", s.file)
+		argv := append(group.Below(), program, "server", "--config", s.file)
+		return exec.CommandContext(s.t.Context(), argv[0], argv[1:]...)
 	})
+	return line, group
 }
 
 // tenantKey makes a tenant and returns a key of it that may encrypt.
@@ -108,7 +85,7 @@ var large = `{"data":"` + strings.Repeat("x", 700<<10) + `"}`
 // and keeps within it.
 func TestASmallServerAnswersLargeBodies(t *testing.T) {
 	s := newSite(t, closed+"operations: {listen: '127.0.0.1:0'}\n")
-	line := s.runSmall()
+	line, group := s.runSmall()
 	key := s.tenantKey(line, "shop")
 	var clients sync.WaitGroup
 	for range 16 {
@@ -132,7 +109,7 @@ func TestASmallServerAnswersLargeBodies(t *testing.T) {
 		})
 	}
 	clients.Wait()
-	s.wantSmall()
+	s.wantSmall(group)
 	if _, metrics := s.ask(s.client(), "GET", s.operations()+"/metrics", "", ""); !strings.Contains(metrics, "\nlatticekeep_http_requests_shed_total 0\n") {
 		t.Error("so few requests were shed")
 	}
@@ -142,7 +119,7 @@ func TestASmallServerAnswersLargeBodies(t *testing.T) {
 // third one.
 func TestASmallServerServesATenantBesideHeldBodies(t *testing.T) {
 	s := newSite(t, closed+"operations: {listen: '127.0.0.1:0'}\n")
-	line := s.runSmall()
+	line, group := s.runSmall()
 	holders, third := []string{s.tenantKey(line, "a"), s.tenantKey(line, "b")}, s.tenantKey(line, "c")
 	const held, size = 400, 1 << 20
 	var sent, ended sync.WaitGroup
@@ -184,21 +161,20 @@ func TestASmallServerServesATenantBesideHeldBodies(t *testing.T) {
 	if answered < 8 {
 		t.Errorf("%d calls of a third tenant were answered", answered)
 	}
-	s.wantSmall()
+	s.wantSmall(group)
 }
 
 // wantSmall fails the test unless the server has found its limit and kept within it.
-func (s *site) wantSmall() {
+func (s *site) wantSmall(group *machine.MemoryGroup) {
 	t := s.t
 	t.Helper()
 	_, metrics := s.ask(s.client(), "GET", s.operations()+"/metrics", "", "")
 	if !regexp.MustCompile(`(?m)^go_gc_gomemlimit_bytes 2\.14748\d*e\+08$`).MatchString(metrics) { // four fifths
 		t.Error("the limit is not found:", regexp.MustCompile(`(?m)^go_gc_gomemlimit_bytes.*`).FindString(metrics))
 	}
-	// What Go has had from the kernel never falls. What else is resident are pages of files.
-	peak, err := strconv.ParseFloat(regexp.MustCompile(`(?m)^go_memstats_sys_bytes (\S+)$`).FindStringSubmatch(metrics)[1], 64)
-	must(t, err)
-	if peak > memory {
-		t.Errorf("it used %.0f MiB", peak/(1<<20))
+	if group != nil {
+		if peak, kills := group.Peak(), group.Kills(s.t); peak > memoryLimit || kills > 0 {
+			s.t.Errorf("it used %d MiB, and %d processes were killed", peak>>20, kills)
+		}
 	}
 }

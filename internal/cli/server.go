@@ -41,7 +41,6 @@ in the folder mail of the data directory.`,
 			if err := dumps.Forbid(); err != nil {
 				return err
 			}
-			app.TuneGC()
 			switch {
 			case dev:
 				return app.Dev(cmd.Context(), c)

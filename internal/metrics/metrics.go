@@ -229,6 +229,19 @@ func Database(db store.Database) prometheus.Collector {
 	}}
 }
 
+// Memory reports how many bytes the process may use, if there is a limit, and how many the deployment
+// needs.
+func Memory(limit, need func() int64) prometheus.Collector {
+	most := desc("latticekeep_memory_limit_bytes", "Bytes of memory that the process may use. Absent without a limit.")
+	least := desc("latticekeep_memory_need_bytes", "Bytes of memory that the process needs to serve this deployment under load.")
+	return scraped{[]*prometheus.Desc{most, least}, func(_ context.Context, to chan<- prometheus.Metric) {
+		if n := limit(); n > 0 {
+			gauge(to, most, float64(n))
+		}
+		gauge(to, least, float64(need()))
+	}}
+}
+
 // Disk reports the volume of a folder.
 func Disk(dir string) prometheus.Collector {
 	size := desc("latticekeep_disk_bytes", "Size of the volume of the data directory.")

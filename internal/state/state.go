@@ -63,6 +63,19 @@ func (s *State) Kept() bool {
 	return s.kept
 }
 
+// Rows returns the number of rows of the family with a prefix, or of all families without one.
+func (s *State) Rows(prefix string) int {
+	var ids []byte
+	for _, f := range Families {
+		if f.Prefix == prefix {
+			ids = []byte{f.Number}
+		}
+	}
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.table.count(ids)
+}
+
 // CheckOwn compares the rows of the deployment itself with the state. The first that is not the one
 // that was written last halts the state, and CheckOwn returns nil then. st is the store without its
 // guard. Errors: that of the store, and fault.Unavailable when the rows of the state are damaged.

@@ -323,6 +323,7 @@ func changedMetrics(t *testing.T) []string {
 	const day = 86400
 	changed := map[string][]series{
 		"LatticekeepOverloaded":      {{"latticekeep_http_requests_shed_total", 0, 5, true}},
+		"LatticekeepMemoryShort":     {{"latticekeep_memory_limit_bytes", 1 << 40, 64 << 20, false}},
 		"LatticekeepConnectionsFull": {{`latticekeep_connections_closed_total{reason="full"}`, 0, 5, true}},
 		"LatticekeepRefusals": {
 			{`latticekeep_http_requests_total{method="GET",route="/api/v2/vault/:credential_id",status="403"}`, 1, 200, true},

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"runtime/debug"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -95,8 +94,6 @@ as in audit.retention.archive.`,
 			if o.to != nil && a.From > a.To {
 				return command.UsageError("--from must not be later than --to")
 			}
-			// A verification makes much garbage and keeps little, so it trades memory for time.
-			defer debug.SetGCPercent(debug.SetGCPercent(400))
 			var report verify.Report
 			var rows *doctor.Examination
 			var proven []string

@@ -1,4 +1,4 @@
-package app
+package memory
 
 import (
 	"fmt"
@@ -68,11 +68,11 @@ func TestTheMemoryLimitIsTheSmallestOfTheProcesssGroups(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if got := memoryLimit(root); got != c.want {
+		if got := limitOf(root); got != c.want {
 			t.Errorf("%s: %d, not %d", name, got, c.want)
 		}
 	}
-	if got := memoryLimit(t.TempDir()); got != 0 {
+	if got := limitOf(t.TempDir()); got != 0 {
 		t.Error("without /proc:", got)
 	}
 }
