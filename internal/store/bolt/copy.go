@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -27,10 +28,11 @@ import (
 
 // These constants bound a copy's memory. The writer's notes are bounded too, see changedKeys.
 const (
-	pageRows  = 500      // most rows of one View
-	pageBytes = 4 << 20  // one View ends with the row that reaches this size
-	lastBytes = 16 << 20 // the same for the last View, which must read all remaining keys
-	maxRounds = 64       // most rounds that read noted keys, after the first
+	pageRows  = 500           // most rows of one View
+	pageBytes = 4 << 20       // one View ends with the row that reaches this size
+	pageTime  = viewLimit / 4 // or with the row that comes later, as on a slow disk
+	lastBytes = 16 << 20      // the same for the last View, which must read all remaining keys
+	maxRounds = 64            // most rounds that read noted keys, after the first
 )
 
 var errBehind = fault.New(fault.Unavailable,
@@ -74,7 +76,7 @@ func (s *Store) copyRows(ctx context.Context, c *changedKeys, emit func(key, val
 	for rest, more := (store.Range{}), true; more; {
 		var p page
 		err := s.read(ctx, func(r store.Reader) error {
-			p = page{}
+			p = s.newPage()
 			return r.Scan(rest, p.add)
 		})
 		if err != nil {
@@ -109,7 +111,7 @@ func (s *Store) catchUp(ctx context.Context, c *changedKeys, emit func(key, valu
 	for len(keys) > 0 {
 		var p page
 		err := s.read(ctx, func(r store.Reader) error {
-			p = page{}
+			p = s.newPage()
 			return p.get(r, keys, p.full)
 		})
 		if err != nil {
@@ -130,8 +132,8 @@ func (s *Store) lastPage(ctx context.Context, c *changedKeys) (p page, whole boo
 		if lost {
 			return errBehind
 		}
-		p = page{}
-		err := p.get(r, keys, func() bool { return p.bytes >= lastBytes })
+		p = s.newPage()
+		err := p.get(r, keys, func() bool { return p.bytes >= lastBytes || p.late() })
 		whole = len(p.rows) == len(keys)
 		return err
 	})
@@ -142,7 +144,11 @@ func (s *Store) lastPage(ctx context.Context, c *changedKeys) (p page, whole boo
 type page struct {
 	rows  []row
 	bytes int
+	now   func() time.Time
+	end   time.Time
 }
+
+func (s *Store) newPage() page { return page{now: s.opts.Now, end: s.opts.Now().Add(pageTime)} }
 
 type row struct{ key, value []byte }
 
@@ -153,7 +159,10 @@ func (p *page) add(key, value []byte) bool {
 	return !p.full()
 }
 
-func (p *page) full() bool { return len(p.rows) >= pageRows || p.bytes >= pageBytes }
+func (p *page) full() bool { return len(p.rows) >= pageRows || p.bytes >= pageBytes || p.late() }
+
+// late reports whether the View should end. It reads at least one row.
+func (p *page) late() bool { return len(p.rows) > 0 && p.now().After(p.end) }
 
 // get reads rows until enough returns true.
 func (p *page) get(r store.Reader, keys []string, enough func() bool) error {

@@ -330,6 +330,33 @@ func TestASlowCopyDoesNotHoldUpTheScrub(t *testing.T) {
 	}
 }
 
+// Reading a row takes a fifth of a second, so a View has time for nine.
+func TestACopyReadsLessAtATimeFromASlowDisk(t *testing.T) {
+	var passed atomic.Int64
+	now := func() time.Time { return time.Unix(0, passed.Add(int64(100*time.Millisecond))) }
+	s, err := Open(filepath.Join(t.TempDir(), "s.db"), Options{Now: now})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	const rows = 40
+	err = s.Update(t.Context(), func(tx store.Tx) error {
+		for i := range rows {
+			if err := tx.Put([]byte{byte(i)}, []byte("row")); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := make(copied)
+	if err := s.Copy(t.Context(), c.emit); err != nil || len(c) != rows {
+		t.Error(len(c), err)
+	}
+}
+
 func TestACopyEndsWithItsContextAndItsTaker(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "db"), Options{})
 	put(t, s, "a", nil)
