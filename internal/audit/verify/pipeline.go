@@ -11,6 +11,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/entries"
 	"github.com/latticekeep/latticekeep/internal/dualsig"
+	"github.com/latticekeep/latticekeep/internal/memory"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
@@ -76,6 +77,14 @@ func (it *Item) parseWhole() (err error) {
 // to outweigh the cost of passing them on, and small enough to keep all cores busy to the end.
 const stretchSize = 128
 
+// Several stretches are under way for each core, and all of them take a part of the memory limit at
+// most.
+const (
+	stretchesPerCore = 3
+	stretchMemory    = 2 << 20 // bytes of the entries of a stretch, parsed and encoded again
+	stretchShare     = 6
+)
+
 // stretch is a run of consecutive entries.
 type stretch struct {
 	items   []Item
@@ -130,11 +139,11 @@ type pipeline struct {
 }
 
 func (p *pipeline) init(gentle bool) {
-	cores := runtime.GOMAXPROCS(0)
+	cores := memory.Share(stretchShare, stretchesPerCore*stretchMemory, runtime.GOMAXPROCS(0))
 	if gentle {
 		cores = 1
 	}
-	p.slots, p.cores = make(chan struct{}, 3*cores), make(chan struct{}, cores)
+	p.slots, p.cores = make(chan struct{}, stretchesPerCore*cores), make(chan struct{}, cores)
 }
 
 // start sends a stretch through the pipeline. Call it for one stretch at a time. The function view

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/memory"
 	"github.com/latticekeep/latticekeep/internal/secret"
 )
 
@@ -120,7 +121,7 @@ func newHash() phc {
 // ends.
 func (h *Hasher) start(ctx context.Context) (done func(), err error) {
 	h.once.Do(func() {
-		h.slots = semaphore.NewWeighted(int64(max(1, runtime.GOMAXPROCS(0)/2)))
+		h.slots = semaphore.NewWeighted(int64(memory.Share(4, argonMemory<<10, runtime.GOMAXPROCS(0)/2)))
 		h.dummy = Unmatchable()
 	})
 	defer h.waiting.Add(-1)

@@ -1,7 +1,11 @@
 // Package rowcache keeps rows of a shared database in memory, as they were after one commit.
 package rowcache
 
-import "sync"
+import (
+	"sync"
+
+	"github.com/latticekeep/latticekeep/internal/memory"
+)
 
 // Cache holds rows as they were after one commit, the newest that this process knows. When a
 // transaction takes the lock on the head, the fence tells whether that commit is still the newest;
@@ -23,8 +27,9 @@ type Commit struct {
 	ID    string
 }
 
-// half is the size in bytes at which the young half becomes the old one.
-const half = 16 << 20
+// half is the size in bytes at which the young half becomes the old one: both take an eighth of the
+// memory limit at most.
+var half = sync.OnceValue(func() int { return memory.Share(16, 1, 16<<20) })
 
 // Get returns the value of a key. ok is false when the cache does not know it.
 func (c *Cache) Get(key []byte) (value []byte, ok bool) {
@@ -40,7 +45,7 @@ func (c *Cache) Get(key []byte) (value []byte, ok bool) {
 }
 
 func (c *Cache) set(key string, value []byte) {
-	if c.young == nil || c.size > half {
+	if c.young == nil || c.size > half() {
 		if c.young != nil {
 			c.turns++
 		}
