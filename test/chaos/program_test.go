@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/cli"
 	"github.com/latticekeep/latticekeep/test/machine"
 )
@@ -62,7 +63,8 @@ type deployment struct {
 
 	where  []string // arguments of audit verify that name the data
 	key    string   // API key of the deployment's tenant
-	system string   // the first system key
+	tenant authz.TenantID
+	system string // the first system key
 
 	mu    sync.Mutex
 	shown map[string]bool // requests that were answered with plaintext
@@ -208,11 +210,11 @@ func (d *deployment) tryAdmit(p *process) error {
 	}
 	tenant := made["tenant"].(map[string]any)["tenant_id"].(string)
 	made, err = p.try(d.system, "POST", "/api/v2/system/tenants/"+tenant+"/api-keys",
-		`{"name":"chaos","scopes":["vault:read","vault:write","crypto:encrypt","crypto:decrypt","audit:read"]}`)
+		`{"name":"chaos","scopes":["vault:read","vault:write","crypto:encrypt","crypto:decrypt","audit:read","compliance:read"]}`)
 	if err != nil {
 		return err
 	}
-	d.key = made["api_key"].(string)
+	d.key, d.tenant = made["api_key"].(string), authz.TenantID(tenant)
 	return nil
 }
 
