@@ -68,7 +68,7 @@ func (v *Verifier) VerifyServer(ctx context.Context, c *client.V2, whole bool, a
 	// A tenant's export cannot show the entries of other tenants in the older checkpoint, so prove
 	// checks that checkpoint through the tree alone.
 	since := a.Since
-	a.Tenant, a.Since = true, nil
+	a.Tenant, a.Unclosed, a.Since = true, true, nil
 	if report, err = verify.Export(f, a); err != nil {
 		if first, err2 := (Input{f}).First(); err2 == nil && first != nil && first.TenantSequence > 1 && a.From <= 1 {
 			err = fmt.Errorf("%w; if what came before is archived, --from %d verifies the part that is left", err, first.Sequence)

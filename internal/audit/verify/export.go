@@ -28,8 +28,8 @@ var endPrefix = []byte(`{"end":`)
 var errEarlierExport = fault.New(fault.Invalid, "the export was made by an earlier release, which closed it in another way: export the log again with this one")
 
 // Export checks an export of [reader.Reader.Export]: a whole log, with From or Base the part after
-// an entry, or with Tenant the entries of one tenant, whose closing line may be missing. With To,
-// it stops after To, or after the entry that accepts the loss of To. A log that ends before To is
+// an entry, or with Tenant the entries of one tenant. An export without its closing line was cut,
+// unless To or Unclosed is given. With To, it stops after To, or after the entry that accepts the loss of To. A log that ends before To is
 // broken there; for a tenant, To is only an upper bound. Another error is fault.Invalid: a
 // fingerprint is given, but nothing in the part that was read identifies the log.
 func Export(r io.Reader, o Options) (Report, error) {
@@ -90,13 +90,13 @@ func verifyExport(r io.Reader, o Options) (v *Verifier, report Report, err error
 		return nil, Report{}, err
 	case !o.Tenant && report.Sequence < o.To:
 		return nil, Report{}, v.endsBefore(o.To)
-	case end == nil && (o.To > 0 || o.Tenant):
+	case end == nil && (o.To > 0 || o.Tenant && o.Unclosed):
 		if err := v.named(); err != nil {
 			return nil, Report{}, err
 		}
 		return v, report, nil
 	case end == nil:
-		return nil, Report{}, &audit.Broken{Sequence: v.Next(), Reason: "the export was cut: its closing line is missing"}
+		return nil, Report{}, &audit.Broken{Sequence: v.Next(), Reason: fmt.Sprintf("the export was cut: its closing line is missing; export again, or verify up to %d to leave open what came after", report.Sequence)}
 	}
 	report, err = v.close(report, end)
 	return v, report, err

@@ -40,6 +40,9 @@ type Options struct {
 	// From and To are the first and the last sequence to verify; zero means no bound. A range that
 	// begins after the first entry needs PublicKey.
 	From, To uint64
+	// Unclosed accepts the export of a tenant without its closing line. The caller then knows from
+	// elsewhere where the export is to end.
+	Unclosed bool
 	// Base is the state that the verification continues from; nil means the beginning of the log.
 	// [Store] ignores it and reads the base from the store.
 	Base *audit.Base

@@ -122,7 +122,7 @@ func (o *scoreOptions) derive(a verify.Options) (compliance.Assessment, error) {
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		return compliance.Assessment{}, fmt.Errorf("reading the export: %w", err)
 	}
-	if a.Tenant = one; !one && o.tenant == "" {
+	if a.Tenant, a.Unclosed = one, true; !one && o.tenant == "" {
 		return compliance.Assessment{}, command.UsageError("the export is of the whole log: say with --tenant whose entries to judge")
 	}
 	report, err := verify.Export(f, a)
