@@ -53,6 +53,26 @@ func (a *archive) state() string {
 	return compliance.ArchiveReadable
 }
 
+// retentionDays returns for how many days entries stay in the database: 0 for ever, and otherwise at
+// least 1. It is less than Cutter.Keep says when newer entries were archived for their number.
+func (a *archive) retentionDays(ctx context.Context) (int, error) {
+	if a == nil {
+		return 0, nil
+	}
+	const day = 24 * time.Hour
+	keep := a.cutter.Keep
+	base, err := a.log.Chain.ArchivedTo(ctx)
+	if err != nil {
+		return 0, err
+	}
+	if base != nil {
+		if age := max(day, a.now().Sub(time.UnixMicro(base.Head.Micros))); keep == 0 || age < keep {
+			keep = age
+		}
+	}
+	return int(keep / day), nil
+}
+
 // due reports whether the bucket must be probed. This is so once a day, and every minute while the
 // bucket does not answer or lacks its oldest segment.
 func (a *archive) due() bool {

@@ -150,10 +150,13 @@ var suites = []string{"AES-256-GCM", "HKDF-SHA-512", "HMAC-SHA-512", "ML-DSA-65"
 func (p *evidence) state(ctx context.Context, s *service) (compliance.State, error) {
 	state := compliance.State{
 		Custody: p.custody, Transport: p.transport, Signing: p.Signing, VerifyEvery: p.Verification,
-		RetentionDays: int(p.Retention.Keep / (24 * time.Hour)), Archive: p.archive.state(),
+		Archive:  p.archive.state(),
 		Anchored: anchored(p.keeper.Status(), s.now()), SealingKeyLifetime: s.sealingLifetime, ClockSynchronised: clock.Synchronised(), Suites: suites,
 	}
 	var err error
+	if state.RetentionDays, err = p.archive.retentionDays(ctx); err != nil {
+		return state, err
+	}
 	if state.LastBackup, err = s.compliance.LastOf(ctx, authz.SystemTenant, audit.BackupTaken); err != nil {
 		return state, err
 	}

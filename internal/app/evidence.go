@@ -107,14 +107,14 @@ func (p *evidence) hasAnchors() bool {
 
 // openArchive opens the archive, unless entries stay in the database for ever.
 func (p *evidence) openArchive(ctx context.Context, s *service) error {
-	if p.Retention.Keep == 0 {
+	if p.Retention.Archive == "" {
 		return nil
 	}
 	b, err := p.configured(ctx, s.logger, "audit.retention.archive", p.Retention.Archive, objects.SigningOptions{})
 	if err != nil {
 		return err
 	}
-	cutter := &keeper.Cutter{Log: s.log, Reader: s.reader, Archive: b, Keep: p.Retention.Keep, Before: s.compliance.Persist, Now: s.now, Logger: s.logger}
+	cutter := &keeper.Cutter{Log: s.log, Reader: s.reader, Archive: b, Keep: p.Retention.Keep, MaxEntries: uint64(p.Retention.MaxEntries), Before: s.compliance.Persist, Now: s.now, Logger: s.logger}
 	p.archive = &archive{log: s.log, store: s.store, bucket: b, cutter: cutter, now: s.now, logger: s.logger}
 	p.archive.probe(ctx, archivePatience) // lets the first state know the answer
 	return nil

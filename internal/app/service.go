@@ -83,7 +83,7 @@ func (s *service) collectors() []prometheus.Collector {
 		all = append(all, metrics.Backups(s.backups))
 	}
 	if a := s.evidence.archive; a != nil {
-		all = append(all, metrics.Archive(a.cutter.Keep, func() bool { return a.state() == compliance.ArchiveReadable }))
+		all = append(all, metrics.Archive(a.cutter.Keep, a.cutter.MaxEntries, func() bool { return a.state() == compliance.ArchiveReadable }))
 	}
 	return all
 }

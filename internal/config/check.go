@@ -182,11 +182,14 @@ func (a Audit) check() error {
 	need(a.Anchor.ConfigMap == "" || len(validation.IsDNS1123Subdomain(a.Anchor.ConfigMap)) == 0,
 		"audit.anchor.configMap: give the name of a ConfigMap, such as latticekeep-audit-anchor, or nothing")
 	need(isBucket(a.Anchor.Bucket), "audit.anchor.bucket: "+bucketHint)
-	need(a.Retention.Keep == 0 || a.Retention.Keep >= 24*time.Hour, "audit.retention.keep: give 0s, which is for ever, or at least 24h, with its unit")
-	need(isBucket(a.Retention.Archive), "audit.retention.archive: "+bucketHint)
-	need(a.Retention.Keep > 0 || a.Retention.Archive == "",
-		"audit.retention.keep: say how long entries stay in the database before they move to audit.retention.archive, such as 8760h, or leave the archive out")
-	need(a.Retention.Keep == 0 || a.Retention.Archive != "", "audit.retention.archive: name the bucket that entries are moved to, since none is deleted without its copy")
+	r := a.Retention
+	need(r.Keep == 0 || r.Keep >= 24*time.Hour, "audit.retention.keep: give 0s, which moves no entry for its age, or at least 24h, with its unit")
+	need(r.MaxEntries == 0 || r.MaxEntries >= 10_000, "audit.retention.maxEntries: give 0, which moves no entry for their number, or at least 10000")
+	need(isBucket(r.Archive), "audit.retention.archive: "+bucketHint)
+	need(r.Archive == "" || r.Keep > 0 || r.MaxEntries > 0,
+		"audit.retention: nothing moves to the archive: give keep, such as 2160h, or maxEntries, or leave the archive out")
+	chosen := r.Keep != 0 && r.Keep != DefaultKeep || r.MaxEntries != 0 && r.MaxEntries != DefaultMaxEntries
+	need(r.Archive != "" || !chosen, "audit.retention.archive: name the bucket that entries are moved to, since none is deleted without its copy")
 	return errors.Join(wrong...)
 }
 

@@ -252,6 +252,7 @@ func Default() Config {
 	s.Audit.Signing = string(writer.SignEntries)
 	s.Audit.Verification = DefaultVerification
 	s.Audit.Anchor.ConfigMap = DefaultAnchorConfigMap
+	s.Audit.Retention.Keep, s.Audit.Retention.MaxEntries = DefaultKeep, DefaultMaxEntries
 	s.Backup.Every, s.Backup.Keep = 24*time.Hour, 30*24*time.Hour
 	s.Mail.SMTP.Security = mail.STARTTLS
 	s.Rate.V1, s.Rate.V2, s.Rate.Address, s.Rate.Registrations = 1000, 5000, 1000, 30
@@ -287,12 +288,16 @@ type Audit struct {
 	} `yaml:"anchor"`
 
 	Retention struct {
-		// Keep is how long audit entries stay in the database, at least 24h. 0s is for ever, and
-		// then there is no audit.retention.archive.
-		Keep time.Duration `yaml:"keep"`
-		// Archive is the URL of the bucket to which older entries move. Required with
-		// audit.retention.keep.
+		// Archive is the URL of the bucket to which old audit entries move, by age and by number.
+		// Without one all entries stay in the database.
 		Archive string `yaml:"archive"`
+		// Keep is how long entries stay in the database, at least 24h. 0s moves none for its age.
+		Keep time.Duration `yaml:"keep"`
+		// MaxEntries is how many entries stay in the database, at least 10000; the oldest beyond it
+		// move before audit.retention.keep, but none that is younger than an hour. An entry takes
+		// about 4 KB, and 1 KB with audit.signing batch, so the default is some 4 GB. 0 moves none
+		// for their number.
+		MaxEntries int `yaml:"maxEntries"`
 	} `yaml:"retention"`
 }
 
@@ -329,6 +334,12 @@ type Compliance struct {
 
 // DefaultVerification is how often the whole log is verified when nothing else is configured.
 const DefaultVerification = 24 * time.Hour
+
+// What stays in the database when there is an archive and nothing else is configured.
+const (
+	DefaultKeep       = 90 * 24 * time.Hour
+	DefaultMaxEntries = 1_000_000
+)
 
 // DefaultAnchorConfigMap is the ConfigMap that keeps the newest checkpoint in a cluster.
 const DefaultAnchorConfigMap = "latticekeep-audit-anchor"

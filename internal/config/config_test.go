@@ -72,6 +72,7 @@ audit:
   retention:
     keep: 9000h
     archive: s3://archive?region=eu-central-1
+    maxEntries: 250000
 compliance:
   catalogues: /etc/latticekeep/catalogues
   reports: gs://reports
@@ -155,7 +156,7 @@ func TestAnEmptyKeyHasItsDefault(t *testing.T) {
 		"operations.listen":  "", "log.level": "info", "log.format": "json", "log.clientAddress": "true", "operations.profiling": "false", "tracing.endpoint": "", "tracing.sampleRatio": "1",
 		"audit.signing": "entry", "audit.verification": "24h0m0s", "audit.anchor.configMap": "latticekeep-audit-anchor", "audit.anchor.bucket": "",
 		"backup.bucket": "", "backup.every": "24h0m0s", "backup.keep": "720h0m0s", "backup.scratch": "",
-		"audit.retention.keep": "0s", "audit.retention.archive": "", "compliance.reports": "", "compliance.catalogues": "",
+		"audit.retention.keep": "2160h0m0s", "audit.retention.archive": "", "audit.retention.maxEntries": "1000000", "compliance.reports": "", "compliance.catalogues": "",
 	} {
 		if got := shown(s, name); got != want {
 			t.Errorf("%s is %s, want %s", name, got, want)
@@ -356,8 +357,10 @@ func TestACombinationThatCannotRunIsRefusedByItsKey(t *testing.T) {
 		"backup.scratch: it goes":               {"LATTICEKEEP_BACKUP_SCRATCH=/scratch"},
 		"backup.scratch: name a folder":         {"LATTICEKEEP_DATA_DIR=", "LATTICEKEEP_STORE_URL=postgres://vault@db/vault", "LATTICEKEEP_BACKUP_BUCKET=s3://backups", "LATTICEKEEP_BACKUP_RECIPIENTS=" + anyRecipient(t)},
 		"audit.retention.keep: give":            {"LATTICEKEEP_AUDIT_RETENTION_KEEP=1h", "LATTICEKEEP_AUDIT_RETENTION_ARCHIVE=s3://archive"},
-		"audit.retention.keep: say how long":    {"LATTICEKEEP_AUDIT_RETENTION_ARCHIVE=s3://archive"},
-		"audit.retention.archive: name":         {"LATTICEKEEP_AUDIT_RETENTION_KEEP=48h"},
+		"audit.retention.maxEntries: give":      {"LATTICEKEEP_AUDIT_RETENTION_MAX_ENTRIES=9999", "LATTICEKEEP_AUDIT_RETENTION_ARCHIVE=s3://archive"},
+		"audit.retention: nothing moves":        {"LATTICEKEEP_AUDIT_RETENTION_KEEP=0s", "LATTICEKEEP_AUDIT_RETENTION_MAX_ENTRIES=0", "LATTICEKEEP_AUDIT_RETENTION_ARCHIVE=s3://archive"},
+		"audit.retention.archive: name the":     {"LATTICEKEEP_AUDIT_RETENTION_KEEP=48h"},
+		"audit.retention.archive: name":         {"LATTICEKEEP_AUDIT_RETENTION_MAX_ENTRIES=20000"},
 		"audit.retention.archive: give":         {"LATTICEKEEP_AUDIT_RETENTION_KEEP=48h", "LATTICEKEEP_AUDIT_RETENTION_ARCHIVE=s3://key:secret@archive"},
 		"compliance.reports: ":                  {"LATTICEKEEP_COMPLIANCE_REPORTS=/folder"},
 		"kubernetes.namespace: ":                {"LATTICEKEEP_KUBERNETES_NAMESPACE=Vault"},

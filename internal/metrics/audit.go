@@ -34,7 +34,8 @@ func Log(log *writer.Log) prometheus.Collector {
 	entries := desc("latticekeep_audit_entries_total",
 		"Audit entries that this process has committed, by event type and outcome: all that anybody did or tried, REST and operator alike.", "event_type", "outcome")
 	oldest := desc("latticekeep_audit_oldest_entry_timestamp_seconds", "When the oldest audit entry that is still in the database was written, in Unix time.")
-	return scraped{[]*prometheus.Desc{newest, entries, oldest}, func(ctx context.Context, to chan<- prometheus.Metric) {
+	stored := desc("latticekeep_audit_stored_entries", "Audit entries that are in the database and not in the archive.")
+	return scraped{[]*prometheus.Desc{newest, entries, oldest, stored}, func(ctx context.Context, to chan<- prometheus.Metric) {
 		sequence, written, err := log.Progress(ctx)
 		if err != nil {
 			return
@@ -45,6 +46,9 @@ func Log(log *writer.Log) prometheus.Collector {
 		}
 		if at, err := log.OldestTime(ctx); err == nil {
 			instant(to, oldest, at)
+		}
+		if n, err := log.Chain.StoredEntries(ctx); err == nil {
+			gauge(to, stored, float64(n))
 		}
 	}}
 }
@@ -79,12 +83,19 @@ func Proof(log *writer.Log, verifier *verify.LiveVerifier, anchors *keeper.Ancho
 	}}
 }
 
-// Archive reports a log whose old entries move to an archive after keep.
-func Archive(keep time.Duration, readable func() bool) prometheus.Collector {
-	kept := desc("latticekeep_audit_retention_seconds", "How long audit entries stay in the database; at most a day later they move to the archive. Absent without an archive.")
+// Archive reports a log whose old entries move to an archive, after keep and beyond a number of
+// entries. 0 is no bound.
+func Archive(keep time.Duration, entries uint64, readable func() bool) prometheus.Collector {
+	kept := desc("latticekeep_audit_retention_seconds", "How long audit entries stay in the database; at most a day later they move to the archive. Absent without an archive or audit.retention.keep.")
+	stay := desc("latticekeep_audit_retention_entries", "How many audit entries stay in the database; the oldest beyond it move to the archive. Absent without an archive or audit.retention.maxEntries.")
 	read := desc("latticekeep_audit_archive_readable", "1 when the archive of the audit log could lately be read, and has its oldest segment. Absent without an archive.")
-	return scraped{[]*prometheus.Desc{kept, read}, func(_ context.Context, to chan<- prometheus.Metric) {
-		gauge(to, kept, keep.Seconds())
+	return scraped{[]*prometheus.Desc{kept, stay, read}, func(_ context.Context, to chan<- prometheus.Metric) {
+		if keep > 0 {
+			gauge(to, kept, keep.Seconds())
+		}
+		if entries > 0 {
+			gauge(to, stay, float64(entries))
+		}
 		gauge(to, read, flag(readable()))
 	}}
 }

@@ -347,6 +347,8 @@ func changedMetrics(t *testing.T) []string {
 		"LatticekeepRetentionBehind": {
 			{"latticekeep_audit_retention_seconds", 30 * day, 30 * day, false},
 			{"latticekeep_audit_oldest_entry_timestamp_seconds", now - 31*day, now - 33*day, false},
+			{"latticekeep_audit_retention_entries", 1e6, 1e6, false},
+			{"latticekeep_audit_stored_entries", 1.2e6, 1.2e6, false},
 		},
 		"LatticekeepBackupOld": {
 			{"latticekeep_backup_interval_seconds", day, day, false},

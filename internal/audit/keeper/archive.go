@@ -40,9 +40,13 @@ const (
 	// segment. It lets a quiet log make one segment a day. Without it, the entry about each segment
 	// would in turn become a segment.
 	lateness = 24 * time.Hour
+
+	// leastKeep is how long an entry stays in the database whatever the number of entries: for
+	// whoever looks into what just happened, and for tails and exports that are on their way.
+	leastKeep = time.Hour
 )
 
-// Cutter moves entries that are older than Keep to the archive. If several cutters run on one
+// Cutter moves entries that are older than Keep, and the oldest beyond MaxEntries, to the archive. If several cutters run on one
 // database at the same time, only one of them cuts a given segment. Each cutter removes only
 // entries that it has read back from the archive itself.
 type Cutter struct {
@@ -50,8 +54,12 @@ type Cutter struct {
 	Reader  *reader.Reader
 	Archive audit.Archive
 	// Keep is the minimum time that an entry stays in the database. At most a day later the entry
-	// moves to the archive. Zero keeps all entries in the database for ever.
+	// moves to the archive. Zero moves no entry for its age.
 	Keep time.Duration
+	// MaxEntries is the number of entries that stay in the database, at most a segment more. The
+	// oldest beyond it move before Keep, but none that is younger than an hour. Zero moves no entry
+	// for the number of entries.
+	MaxEntries uint64
 	// Before is called before the entries up to a sequence are cut, so that the caller can copy
 	// what it still needs. An error prevents the cut. Before may be called again with the same
 	// sequence. Nil does nothing.
@@ -83,7 +91,7 @@ func (c *Cutter) Run(ctx context.Context) (cut uint64, err error) {
 	if err := c.resume(ctx); err != nil {
 		return 0, err
 	}
-	for c.Keep > 0 {
+	for c.Keep > 0 || c.MaxEntries > 0 {
 		n, err := c.next(ctx)
 		cut += n
 		if err != nil || n == 0 {
@@ -153,6 +161,7 @@ type cutFrom struct {
 	row   []byte      // row of the base; nil when nothing was cut yet
 	base  *audit.Base // parsed form of row
 	limit uint64      // last sequence that may be cut: covered by a checkpoint, and not the head
+	over  uint64      // last sequence of those beyond MaxEntries; 0: there are no more
 }
 
 // next returns the sequence after the base.
@@ -178,8 +187,18 @@ func (c *Cutter) beginCut(ctx context.Context) (from cutFrom, err error) {
 			return err
 		}
 		_, followed, err := c.Log.Chain.ReadCheckpoint(r)
+		if err != nil {
+			return err
+		}
 		from.limit = min(followed.Sequence, max(head.Sequence, 1)-1)
-		return err
+		if stay := int64(c.MaxEntries); stay > 0 && followed.Size > stay { // epochs skip sequences, and the tree skips nothing
+			epochs, err := c.Log.Chain.Epochs(r)
+			if err != nil {
+				return err
+			}
+			from.over = audit.SequenceAt(epochs, followed.Size-stay-1)
+		}
+		return nil
 	})
 	if err == nil && from.row != nil {
 		from.base, err = c.Log.Chain.ParseOwnBase(from.row)
@@ -187,16 +206,36 @@ func (c *Cutter) beginCut(ctx context.Context) (from cutFrom, err error) {
 	return from, err
 }
 
-// choose selects the entries of the next segment, and returns their number. It returns 0 when no
-// segment is due.
-func (c *Cutter) choose(ctx context.Context, from cutFrom) (s audit.Segment, n uint64, err error) {
+// bounds decides which entries are old enough for the archive.
+type bounds struct {
+	old   time.Time // entries up to this time move for their age; zero: none does
+	over  uint64    // entries up to this sequence move for their number
+	young time.Time // entries after this time stay
+}
+
+func (c *Cutter) bounds(from cutFrom) bounds {
 	now := c.Log.Now
 	if c.Now != nil {
 		now = c.Now
 	}
-	old := now().Add(-c.Keep)
-	most := uint64(cmp.Or(c.most, segmentEntries))
-	if due, err := c.due(ctx, from, old, most); err != nil || !due {
+	b := bounds{over: from.over, young: now().Add(-leastKeep)}
+	if c.Keep > 0 {
+		b.old = now().Add(-c.Keep)
+	}
+	return b
+}
+
+// stays reports whether an entry is to stay in the database.
+func (b bounds) stays(e *audit.Entry) bool {
+	at := e.Time()
+	return at.After(b.old) && (e.Sequence > b.over || at.After(b.young))
+}
+
+// choose selects the entries of the next segment, and returns their number. It returns 0 when no
+// segment is due.
+func (c *Cutter) choose(ctx context.Context, from cutFrom) (s audit.Segment, n uint64, err error) {
+	bounds, most := c.bounds(from), uint64(cmp.Or(c.most, segmentEntries))
+	if due, err := c.due(ctx, from, bounds, most); err != nil || !due {
 		return audit.Segment{}, 0, err
 	}
 	var count, size, group uint64 // group: last sequence of the current group
@@ -211,7 +250,7 @@ func (c *Cutter) choose(ctx context.Context, from cutFrom) (s audit.Segment, n u
 			if group = e.Sequence; at.Proof.N > 0 {
 				group += uint64(at.Proof.N - 1 - at.Proof.Index)
 			}
-			if n >= most || size >= audit.SegmentBytes || e.Time().After(old) {
+			if n >= most || size >= audit.SegmentBytes || bounds.stays(e) {
 				return errFull
 			}
 		}
@@ -232,8 +271,8 @@ func (c *Cutter) choose(ctx context.Context, from cutFrom) (s audit.Segment, n u
 }
 
 // due reports whether there are entries to archive: the first one is late, or enough of them are
-// old. It reads two entries at most.
-func (c *Cutter) due(ctx context.Context, from cutFrom, old time.Time, most uint64) (due bool, err error) {
+// old or too many. It reads two entries at most.
+func (c *Cutter) due(ctx context.Context, from cutFrom, b bounds, most uint64) (due bool, err error) {
 	var first, last *audit.Entry
 	err = c.Log.Chain.Store.View(ctx, func(r store.Reader) error {
 		var bad error
@@ -246,8 +285,7 @@ func (c *Cutter) due(ctx context.Context, from cutFrom, old time.Time, most uint
 		if err != nil || bad != nil || first == nil || first.Sequence+most-1 > from.limit {
 			return errors.Join(err, bad)
 		}
-		// An epoch that began in between skips sequences, so this can be another entry or none. If
-		// there is none, the segment is due when its first entry is late.
+		// An epoch that began in between skips sequences, so this can be another entry or none.
 		last, err = entries.Read(r, first.Sequence+most-1)
 		if errors.Is(err, audit.ErrNoEntry) {
 			return nil
@@ -261,7 +299,10 @@ func (c *Cutter) due(ctx context.Context, from cutFrom, old time.Time, most uint
 		return false, err
 	}
 	late := first.Time().Before(old.Add(-lateness))
-	return late || last != nil && !last.Time().After(old), nil
+	if last == nil { // there is none, or an epoch skips it
+		return late || first.Sequence+most-1 <= b.over && !b.stays(first), nil
+	}
+	return late || !b.stays(last), nil
 }
 
 // store writes a segment to the archive, reads it back and verifies it, starting from base. It

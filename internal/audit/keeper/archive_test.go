@@ -157,6 +157,49 @@ func TestEntriesStayAsLongAsTheyAreToBeKept(t *testing.T) {
 	}
 }
 
+func TestTheOldestEntriesMoveBeyondANumber(t *testing.T) {
+	f := audittest.NewFixture(t)
+	a, _ := f.Folder()
+	run := func(c Cutter, want uint64) {
+		t.Helper()
+		c.Log, c.Reader, c.Archive = f.Log.Log, f.Log.Reader, a
+		if n, err := c.Run(t.Context()); err != nil || n != want {
+			t.Fatalf("cut %d, want %d: %v", n, want, err)
+		}
+		stored, err := f.Log.Chain.StoredEntries(t.Context())
+		if hashes := f.Hashes(); err != nil || int(stored) != len(hashes) {
+			t.Errorf("the database says that it has %d entries, and has %d: %v", stored, len(hashes), err)
+		}
+	}
+	f.Fill(29)                              // entries 1 to 30
+	run(Cutter{MaxEntries: 10, most: 5}, 0) // all are younger than an hour
+	f.Advance(leastKeep)
+	run(Cutter{MaxEntries: 26, most: 5}, 0) // the four beyond do not fill a segment
+	run(Cutter{MaxEntries: 10, Keep: audittest.Keep, most: 5}, 20)
+	f.Fill(10) // which are too young, with the four entries about segments
+	run(Cutter{MaxEntries: 10, most: 5}, 10)
+	f.Advance(leastKeep)
+	run(Cutter{MaxEntries: 0, most: 1}, 0) // zero moves none
+	run(Cutter{MaxEntries: 10, most: 5}, 5)
+	verifyAll(f, a)
+	// An epoch skips sequences. They count for nothing, and a segment does not wait for them.
+	f.Log.Halt(&audit.RollbackError{LostFrom: f.Log.Newest() + 1, LostTo: f.Log.Newest() + 1000, Epoch: 1, Source: "test"})
+	admin := authz.Principal{Tenant: authz.SystemTenant, Kind: authz.APIKey, ID: "admin", Scopes: []authz.Scope{authz.SystemAdmin}}
+	if _, err := f.Log.AcceptRollback(t.Context(), admin, "restored a backup"); err != nil {
+		t.Fatal(err)
+	}
+	f.Fill(20)
+	f.Advance(leastKeep)
+	c := Cutter{Log: f.Log.Log, Reader: f.Log.Reader, Archive: a, MaxEntries: 5, most: 4}
+	if _, err := c.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(f.Hashes()); n < 5 || n > 5+4+8 { // each segment leaves an entry that is too young
+		t.Errorf("%d entries stay", n)
+	}
+	verifyAll(f, a)
+}
+
 func TestACutEndsAtCheckpointsAndGroups(t *testing.T) {
 	f := audittest.NewFixture(t)
 	a, _ := f.Folder()
