@@ -114,7 +114,7 @@ func (p *evidence) openArchive(ctx context.Context, s *service) error {
 	if err != nil {
 		return err
 	}
-	cutter := &keeper.Cutter{Log: s.log, Reader: s.reader, Archive: b, Keep: p.Retention.Keep, MaxEntries: uint64(p.Retention.MaxEntries), Before: s.compliance.Persist, Now: s.now, Logger: s.logger}
+	cutter := &keeper.Cutter{Log: s.log, Reader: s.reader, Archive: b, Keep: p.Retention.Keep, MaxEntries: uint64(p.Retention.MaxEntries), Before: s.compliance.Persist, Ready: s.everyReplicaReads(format.Bases), Now: s.now, Logger: s.logger}
 	p.archive = &archive{log: s.log, store: s.store, bucket: b, cutter: cutter, now: s.now, logger: s.logger}
 	p.archive.probe(ctx, archivePatience) // lets the first state know the answer
 	return nil
@@ -158,17 +158,22 @@ func (p *evidence) expireReports(ctx context.Context) error {
 	return err
 }
 
+// everyReplicaReads returns a function that reports whether the store may be raised to a format.
+func (s *service) everyReplicaReads(least int) func(context.Context) (bool, error) {
+	return func(ctx context.Context) (bool, error) {
+		if !s.rows.State.Complete() {
+			return false, nil // an earlier release may still be writing
+		}
+		return s.store.ReplicasRead(ctx, least)
+	}
+}
+
 // run follows, verifies, anchors, packs, archives and backs up the log until ctx ends.
 func (p *evidence) run(ctx context.Context, s *service, g interface{ Go(func() error) }) {
 	g.Go(func() error { writer.NewFollower(s.log).KeepFollowing(ctx, s.logger); return nil })
 	g.Go(func() error { s.verifier.KeepVerified(ctx, p.Verification, s.logger); return nil })
 	g.Go(func() error { p.keeper.Keep(ctx); return nil })
-	packer := &keeper.Packer{Log: s.log, Logger: s.logger, Ready: func(ctx context.Context) (bool, error) {
-		if !s.rows.State.Complete() {
-			return false, nil // an earlier release may still be writing
-		}
-		return s.store.ReplicasRead(ctx, format.Packs)
-	}}
+	packer := &keeper.Packer{Log: s.log, Logger: s.logger, Ready: s.everyReplicaReads(format.Packs)}
 	g.Go(func() error { packer.Keep(ctx); return nil })
 	if p.archive != nil {
 		g.Go(func() error { p.archive.run(ctx); return nil })

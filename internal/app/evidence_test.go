@@ -169,6 +169,37 @@ func TestAnArchiveIsReadableWhileItsOldestSegmentIs(t *testing.T) {
 	expect(compliance.ArchiveReadable, false, lines+4)
 }
 
+// Scores count the days that are left in the database, whatever the configuration says.
+func TestEntriesStayForAsManyDaysAsAreLeft(t *testing.T) {
+	l := logtest.New(t, writer.SignEntries)
+	bucket, err := objects.Open(t.Context(), "file://"+filepath.Join(t.TempDir(), "archive"), objects.SigningOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer bucket.Close()
+	now := func() time.Time { return l.Now }
+	a := &archive{log: l.Audit, now: now, logger: slog.New(slog.DiscardHandler), cutter: &keeper.Cutter{Keep: 90 * 24 * time.Hour}}
+	expect := func(of *archive, days int) {
+		t.Helper()
+		if got, err := of.retentionDays(t.Context()); err != nil || got != days {
+			t.Errorf("%d days, want %d: %v", got, days, err)
+		}
+	}
+	expect(nil, 0)
+	expect(a, 90)
+	expect(&archive{log: l.Audit, now: now, cutter: &keeper.Cutter{MaxEntries: 10_000}}, 0) // none has moved yet
+	l.Fill()
+	l.Now = l.Now.Add(72 * time.Hour)
+	earlier := &keeper.Cutter{Log: l.Audit, Reader: reader.New(l.Audit, guard.New(l.Audit)), Archive: bucket, Keep: 24 * time.Hour, Now: now}
+	if n, err := earlier.Run(t.Context()); n == 0 || err != nil {
+		t.Fatal(n, err)
+	}
+	expect(a, 3)
+	expect(&archive{log: l.Audit, now: now, cutter: &keeper.Cutter{MaxEntries: 10_000}}, 3)
+	l.Now = l.Now.Add(100 * 24 * time.Hour)
+	expect(a, 90)
+}
+
 // A server whose database lost entries says once what to do, and tries nothing else.
 func TestARefusedLogIsToldOnce(t *testing.T) {
 	s, log := inProcess(t, nil)

@@ -22,16 +22,25 @@ import (
 // verify the entries after it. When those entries move to the archive, the base takes their place
 // in the database, signed with the log's key:
 //
-//	1 ‖ ML-DSA-65 signature (3309 bytes) ‖ JSON
+//	2 ‖ ML-DSA-65 signature (3309 bytes) ‖ JSON
 //
-// The JSON has the fields of BaseJSON in the order of their names and sorted lists, and no other
-// spelling is accepted. The base lists only credentials that were not deleted and API keys that
-// were not revoked by then. A Base does not change after it is made.
-type Base struct{ History }
+// The JSON has the fields of signedBase in the order of their names, and no other spelling is
+// accepted. The tenants, credentials, API keys, namespaces and kept entries are in rows of their own,
+// which the JSON commits to: [Base.With] and [Base.ReadLists] read them. Version 1, of earlier
+// releases, has them in the JSON, which is that of BaseJSON; the next cut makes rows of them. The base
+// lists only credentials that were not deleted and API keys that were not revoked by then. A Base does
+// not change after it is made.
+type Base struct {
+	History
+	lists map[byte]listNode // roots of the lists in the store; nil for a base that is in no store, or of version 1
+}
 
 const (
-	baseVersion = 1
-	baseContext = "latticekeep/audit-base/v1"
+	baseVersion = 2
+	baseContext = "latticekeep/audit-base/v2"
+
+	formerBaseVersion = 1
+	formerBaseContext = "latticekeep/audit-base/v1"
 
 	// VerifiedContext separates signatures of the progress of a verification (audit/verify).
 	VerifiedContext = "latticekeep/audit-verified/v1"
@@ -40,7 +49,7 @@ const (
 // Sequence returns the sequence of the last entry that the base covers.
 func (b *Base) Sequence() uint64 { return b.Head.Sequence }
 
-// BaseJSON is the JSON of a [Base], with its fields in the order of their names.
+// BaseJSON is the JSON of a whole [Base], with its fields in the order of their names.
 type BaseJSON struct {
 	APIKeys     []baseAPIKey     `json:"api_keys"`
 	ChainID     string           `json:"chain_id"`
@@ -122,8 +131,18 @@ func (s History) Clone() History {
 	return s
 }
 
-// JSON returns the canonical JSON of the base: sorted lists, and no other spelling.
+// JSON returns the canonical JSON of the base with the items that it has: sorted lists, and no other
+// spelling.
 func (b *Base) JSON() ([]byte, error) {
+	j, err := b.json()
+	if err != nil {
+		return nil, err
+	}
+	j.sort()
+	return json.Marshal(j)
+}
+
+func (b *Base) json() (BaseJSON, error) {
 	s := b.History
 	j := BaseJSON{
 		ChainID: s.ChainID, Hash: s.Hash, Micros: s.Head.Micros, Sequence: s.Head.Sequence,
@@ -136,7 +155,7 @@ func (b *Base) JSON() ([]byte, error) {
 	for _, e := range s.Kept {
 		core, err := e.Canonical(nil, false)
 		if err != nil {
-			return nil, err
+			return BaseJSON{}, err
 		}
 		j.Kept = append(j.Kept, string(core))
 	}
@@ -159,8 +178,7 @@ func (b *Base) JSON() ([]byte, error) {
 	for key, n := range s.Namespaces {
 		j.Namespaces = append(j.Namespaces, baseNamespace{key.Cluster, key.Namespace, n.Sequence, string(n.Tenant)})
 	}
-	j.sort()
-	return json.Marshal(j)
+	return j, nil
 }
 
 func (j *BaseJSON) sort() {
@@ -176,13 +194,13 @@ func (j *BaseJSON) sort() {
 	})
 }
 
-// Sign returns the signed encoding of the base. Error: when the base belongs to another chain or
-// key.
+// Sign returns the signed row of a base that [Base.Change] returned. Error: when the base belongs to
+// another chain or key.
 func (b *Base) Sign(signer *dualsig.PrivateKey, chainID string) ([]byte, error) {
 	if b.ChainID != chainID || b.KeyID != signer.Public().ID() {
 		return nil, errors.New("signing a base: it is of another log")
 	}
-	text, err := b.JSON()
+	text, err := b.signedJSON()
 	if err != nil {
 		return nil, fmt.Errorf("encoding a base: %w", err)
 	}
@@ -199,26 +217,39 @@ var ErrBase = errors.New("the base of the log is damaged, or not signed with the
 // ParseBase parses a base and verifies it with the log's key. If key is nil, it uses the key that
 // the base itself names. That proves only that the base is not damaged. Error: [ErrBase].
 func ParseBase(in []byte, key *dualsig.PublicKey) (*Base, error) {
-	if len(in) < 1+dualsig.SignatureSize || in[0] != baseVersion {
+	if len(in) < 1+dualsig.SignatureSize {
 		return nil, ErrBase
 	}
 	signature, text := in[1:1+dualsig.SignatureSize], in[1+dualsig.SignatureSize:]
-	var j BaseJSON
-	if err := json.Unmarshal(text, &j, json.RejectUnknownMembers(true)); err != nil {
+	parse, encode, signed := parseSigned, (*Base).signedJSON, baseContext
+	switch in[0] {
+	case baseVersion:
+	case formerBaseVersion:
+		parse, encode, signed = parseFormer, (*Base).JSON, formerBaseContext
+	default:
 		return nil, ErrBase
 	}
-	b, err := j.Base()
+	b, err := parse(text)
 	if err != nil {
 		return nil, ErrBase
 	}
 	if key == nil {
 		key = b.Public
 	}
-	again, err := b.JSON()
-	if err != nil || !bytes.Equal(again, text) || key.ID() != b.KeyID || !key.Verify(baseContext, frame.Join(baseContext, text), signature) {
+	again, err := encode(b)
+	if err != nil || !bytes.Equal(again, text) || key.ID() != b.KeyID || !key.Verify(signed, frame.Join(signed, text), signature) {
 		return nil, ErrBase
 	}
 	return b, nil
+}
+
+// parseFormer parses the JSON of a base of version 1. The base has all items.
+func parseFormer(text []byte) (*Base, error) {
+	var j BaseJSON
+	if err := json.Unmarshal(text, &j, json.RejectUnknownMembers(true)); err != nil {
+		return nil, ErrBase
+	}
+	return j.Base()
 }
 
 // Base returns the state that j describes. Error: [ErrBase].
@@ -285,7 +316,7 @@ func (j BaseJSON) Base() (*Base, error) {
 	for _, n := range j.Namespaces {
 		s.Namespaces[NamespaceName{n.Cluster, n.Namespace}] = NamespaceState{n.Sequence, authz.TenantID(n.Tenant)}
 	}
-	return &Base{s}, nil
+	return &Base{History: s}, nil
 }
 
 func (k Position) json() basePosition {

@@ -1,11 +1,13 @@
 package audittest
 
 import (
+	"bytes"
 	"errors"
 	"strings"
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/chain"
 	"github.com/latticekeep/latticekeep/internal/audit/entries"
 	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/objects"
@@ -86,8 +88,8 @@ func (f *Fixture) Segments() []audit.Segment {
 	return segments
 }
 
-// Clean fails the test unless the only rows of archived entries in the database are one index row
-// for each tenant, which was its newest when it was archived.
+// Clean fails the test unless the only rows of archived entries in the database, packed or not, are
+// one index row for each tenant, which was its newest when it was archived.
 func (f *Fixture) Clean() {
 	f.T.Helper()
 	segments := f.Segments()
@@ -112,6 +114,18 @@ func (f *Fixture) Clean() {
 			return nil
 		}))
 	}
+	err = errors.Join(err, entries.ScanAll(f.T.Context(), f.Store, store.Range{From: audit.EntryRange.From, To: audit.EntryKey(to + 1)}, func(row entries.Row) error {
+		f.T.Errorf("entry %d is left in a pack", audit.SequenceOf(row.Key[len(audit.EntryRange.From):]))
+		return nil
+	}))
+	base, failed := chain.ReadBase(f.T.Context(), f.Store)
+	err = errors.Join(err, failed, audit.ScanAll(f.T.Context(), f.Store, audit.SummaryRange, func(key, _ []byte) error {
+		tenant, block, _ := bytes.Cut(key[len(audit.SummaryRange.From):], []byte("/"))
+		if t := base.Tenants[string(tenant)]; t != nil && audit.EndOf(audit.SequenceOf(block)) <= t.Sequence {
+			f.T.Errorf("the summary %q is left", key)
+		}
+		return nil
+	}))
 	if err != nil {
 		f.T.Fatal(err)
 	}

@@ -31,6 +31,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/dualsig"
+	"github.com/latticekeep/latticekeep/internal/frame"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
 	"github.com/latticekeep/latticekeep/internal/store/postgres"
@@ -274,7 +275,22 @@ func (f *Fixture) Fill(n int) {
 	}
 }
 
-// BaseAt returns the signed base after an entry, and its row.
+// SignFormerBase returns the row of a base as releases before lists in rows wrote it.
+func (f *Fixture) SignFormerBase(b *audit.Base) []byte {
+	f.T.Helper()
+	const context = "latticekeep/audit-base/v1"
+	text, err := b.JSON()
+	if err != nil {
+		f.T.Fatal(err)
+	}
+	signature, err := f.Log.Signer.Sign(context, frame.Join(context, text))
+	if err != nil {
+		f.T.Fatal(err)
+	}
+	return slices.Concat([]byte{1}, signature, text)
+}
+
+// BaseAt returns the base after an entry, and its row as earlier releases wrote it.
 func (f *Fixture) BaseAt(to uint64) (*audit.Base, []byte) {
 	f.T.Helper()
 	v := verify.NewVerifier(verify.Options{PublicKey: f.Log.Signer.Public()})
@@ -285,11 +301,7 @@ func (f *Fixture) BaseAt(to uint64) (*audit.Base, []byte) {
 	if err != nil {
 		f.T.Fatal(err)
 	}
-	row, err := b.Sign(f.Log.Signer, f.Log.ChainID())
-	if err != nil {
-		f.T.Fatal(err)
-	}
-	return b, row
+	return b, f.SignFormerBase(b)
 }
 
 // ErrorOf drops the result of a call.

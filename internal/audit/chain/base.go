@@ -3,6 +3,7 @@ package chain
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"time"
@@ -71,6 +72,37 @@ func (ch *Chain) ReadBase(ctx context.Context) (b *audit.Base, err error) {
 	return b, nil
 }
 
+// LoadBase returns the base of this log with all items of some lists, nil when nothing is archived.
+// Errors: an [audit.Broken], fault.Unavailable.
+func (ch *Chain) LoadBase(ctx context.Context, lists audit.BaseLists) (*audit.Base, error) {
+	base, err := ch.ReadBase(ctx)
+	for err == nil && base != nil && lists != "" {
+		loaded, failed := base.ReadLists(ctx, ch.Store, lists)
+		if !errors.Is(failed, audit.ErrBase) {
+			return loaded, failed
+		}
+		before := base
+		if base, err = ch.ReadBase(ctx); err == nil && base.Equal(before) {
+			return nil, brokenBase()
+		} // otherwise entries were archived meanwhile
+	}
+	return base, err
+}
+
+// ArchivedTenant returns the end of the part of a tenant that is archived, nil when none of its entries
+// is. Error: audit.ErrDamagedLog.
+func (ch *Chain) ArchivedTenant(r store.Reader, tenant string) (*audit.TenantState, error) {
+	base, err := ch.BaseOf(r)
+	if err != nil || base == nil {
+		return nil, err
+	}
+	t, err := base.Tenant(tenant, r.Get)
+	if errors.Is(err, audit.ErrBase) {
+		return nil, audit.ErrDamagedLog
+	}
+	return t, err
+}
+
 func brokenBase() *audit.Broken {
 	return &audit.Broken{Sequence: 1, Reason: audit.ErrBase.Error() + ": what was archived cannot be gone on from"}
 }
@@ -82,9 +114,9 @@ func (ch *Chain) IsArchived(ctx context.Context, sequence uint64) (bool, error) 
 	return err == nil && base != nil && base.Sequence() >= sequence, err
 }
 
-// ReadBase returns the base in the store, and nil if nothing was archived. A damaged base breaks
-// the chain at its beginning, because the state before the remaining entries is unknown. The base
-// is verified with the key that it names itself.
+// ReadBase returns the base in the store with all of its items, and nil if nothing was archived. A
+// damaged base breaks the chain at its beginning, because the state before the remaining entries is
+// unknown. The base is verified with the key that it names itself.
 func ReadBase(ctx context.Context, s store.Store) (b *audit.Base, err error) {
 	var row []byte
 	err = s.View(ctx, func(r store.Reader) error {
@@ -101,7 +133,10 @@ func ReadBase(ctx context.Context, s store.Store) (b *audit.Base, err error) {
 	if b, err = audit.ParseBase(row, nil); err != nil {
 		return nil, brokenBase()
 	}
-	return b, nil
+	if b, err = b.ReadLists(ctx, s, audit.AllLists); errors.Is(err, audit.ErrBase) {
+		return nil, brokenBase()
+	}
+	return b, err
 }
 
 // When the commit that adds an [audit.Segment] is done, the entries of the segment no longer belong
@@ -133,10 +168,10 @@ func (ch *Chain) BaseOf(r store.Reader) (*audit.Base, error) {
 	return ch.ParseOwnBase(bytes.Clone(row))
 }
 
-// ArchivedTo returns the base of the archived entries, and nil when nothing is archived. Error:
-// audit.ErrDamagedLog for a damaged base.
-func (ch *Chain) ArchivedTo(ctx context.Context) (*audit.Base, error) {
-	base, err := ch.ReadBase(ctx)
+// ArchivedTo returns the base of the archived entries with all items of some lists, and nil when
+// nothing is archived. Error: audit.ErrDamagedLog for a damaged base.
+func (ch *Chain) ArchivedTo(ctx context.Context, lists audit.BaseLists) (*audit.Base, error) {
+	base, err := ch.LoadBase(ctx, lists)
 	if _, broken := audit.IsBroken(err); broken {
 		return nil, audit.ErrDamagedLog
 	}

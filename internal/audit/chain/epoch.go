@@ -152,13 +152,13 @@ func (ch *Chain) VerifyTenantHead(r store.Reader, tenant string, p audit.TenantH
 			return err
 		}
 	}
-	base, err := ch.BaseOf(r)
+	t, err := ch.ArchivedTenant(r, tenant)
 	if err != nil {
 		return err
 	}
 	var archived audit.TenantHead
-	if base != nil && base.Tenants[tenant] != nil {
-		archived = audit.TenantHead{Sequence: base.Tenants[tenant].Sequence, Last: base.Tenants[tenant].Last}
+	if t != nil {
+		archived = audit.TenantHead{Sequence: t.Sequence, Last: t.Last}
 	}
 	if archived != p {
 		return audit.ErrDamagedLog

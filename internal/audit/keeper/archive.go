@@ -10,6 +10,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
@@ -20,6 +22,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/store/format"
 )
 
 // Retention: old entries move to object storage, one segment after the other.
@@ -64,6 +67,8 @@ type Cutter struct {
 	// what it still needs. An error prevents the cut. Before may be called again with the same
 	// sequence. Nil does nothing.
 	Before func(ctx context.Context, to uint64) error
+	// Ready reports whether all processes that use the database read [format.Bases]. Nil: they do.
+	Ready  func(ctx context.Context) (bool, error)
 	Now    func() time.Time // nil: the log's clock
 	Logger *slog.Logger     // nil: no logging
 
@@ -129,11 +134,16 @@ func (c *Cutter) next(ctx context.Context) (n uint64, err error) {
 	if err != nil {
 		return 0, fmt.Errorf("looking for entries to archive: %w", err)
 	}
-	s, n, err := c.choose(ctx, from)
+	if from.base == nil || !from.base.HasRows() {
+		if ready, err := c.ready(ctx); err != nil || !ready {
+			return 0, err
+		}
+	}
+	s, n, touched, err := c.choose(ctx, from)
 	if err != nil || n == 0 {
 		return 0, err
 	}
-	base, err := c.store(ctx, &s, from.base)
+	base, changed, err := c.store(ctx, &s, from, touched)
 	if err != nil {
 		return 0, err
 	}
@@ -142,16 +152,11 @@ func (c *Cutter) next(ctx context.Context) (n uint64, err error) {
 			return 0, fmt.Errorf("preparing to cut entries %d to %d: %w", s.From, s.To, err)
 		}
 	}
-	if err := c.cut(ctx, s, n, from.row, base); err != nil {
+	if err := c.cut(ctx, s, n, from.row, base, changed); err != nil {
 		return 0, fmt.Errorf("cutting entries %d to %d: %w", s.From, s.To, err)
 	}
 	if c.Logger != nil {
 		c.Logger.InfoContext(ctx, "entries of the audit log were archived", "from", s.From, "to", s.To, "object", s.Name)
-	}
-	// Parsing a large base takes a while. It is done here, because in a transaction everyone would
-	// wait for it.
-	if _, err := c.Log.Chain.ReadBase(ctx); err != nil {
-		return n, err
 	}
 	return n, c.removeArchived(ctx, s.To)
 }
@@ -231,13 +236,14 @@ func (b bounds) stays(e *audit.Entry) bool {
 	return at.After(b.old) && (e.Sequence > b.over || at.After(b.young))
 }
 
-// choose selects the entries of the next segment, and returns their number. It returns 0 when no
-// segment is due.
-func (c *Cutter) choose(ctx context.Context, from cutFrom) (s audit.Segment, n uint64, err error) {
+// choose selects the entries of the next segment, and returns their number and the items of the base
+// that they may change. It returns 0 when no segment is due.
+func (c *Cutter) choose(ctx context.Context, from cutFrom) (s audit.Segment, n uint64, touched audit.Touched, err error) {
 	bounds, most := c.bounds(from), uint64(cmp.Or(c.most, segmentEntries))
 	if due, err := c.due(ctx, from, bounds, most); err != nil || !due {
-		return audit.Segment{}, 0, err
+		return audit.Segment{}, 0, nil, err
 	}
+	touched = make(audit.Touched)
 	var count, size, group uint64 // group: last sequence of the current group
 	rng := store.Range{From: audit.EntryKey(from.next()), To: audit.EntryKey(from.limit + 1)}
 	err = entries.ScanAll(ctx, c.Log.Chain.Store, rng, func(row entries.Row) error {
@@ -257,6 +263,7 @@ func (c *Cutter) choose(ctx context.Context, from cutFrom) (s audit.Segment, n u
 		if count++; count == 1 {
 			s.From = e.Sequence
 		}
+		touched.Note(e)
 		size += uint64(len(row.Row) + 2*len(at.Signature)) // at least the size of the exported line
 		if e.Sequence == group {
 			s.To, s.Hash, n = group, at.Hash, count
@@ -264,10 +271,10 @@ func (c *Cutter) choose(ctx context.Context, from cutFrom) (s audit.Segment, n u
 		return nil
 	})
 	if err != nil && !errors.Is(err, errFull) {
-		return audit.Segment{}, 0, err
+		return audit.Segment{}, 0, nil, err
 	}
 	s.Name = audit.SegmentName(c.Log.ChainID(), s)
-	return s, n, nil
+	return s, n, touched, nil
 }
 
 // due reports whether there are entries to archive: the first one is late, or enough of them are
@@ -298,37 +305,81 @@ func (c *Cutter) due(ctx context.Context, from cutFrom, b bounds, most uint64) (
 	case err != nil || first == nil:
 		return false, err
 	}
-	late := first.Time().Before(old.Add(-lateness))
+	late := first.Time().Before(b.old.Add(-lateness))
 	if last == nil { // there is none, or an epoch skips it
 		return late || first.Sequence+most-1 <= b.over && !b.stays(first), nil
 	}
 	return late || !b.stays(last), nil
 }
 
-// store writes a segment to the archive, reads it back and verifies it, starting from base. It
-// returns the base at the end of the segment.
-func (c *Cutter) store(ctx context.Context, s *audit.Segment, base *audit.Base) (*audit.Base, error) {
+// store writes a segment to the archive, reads it back and verifies it, starting from the base. It
+// returns the base at the end of the segment, and its rows that change (see [audit.Base.Change]).
+func (c *Cutter) store(ctx context.Context, s *audit.Segment, from cutFrom, touched audit.Touched) (*audit.Base, map[string][]byte, error) {
+	base, err := from.base.With(touched, c.get(ctx))
+	if err != nil {
+		return nil, nil, c.orMoved(ctx, from, err)
+	}
 	o := verify.Options{PublicKey: c.Log.Chain.Key, Base: base, Gentle: true}
 	data, err := c.segment(ctx, s, o)
 	if err != nil {
-		return nil, fmt.Errorf("putting entries %d to %d together: %w", s.From, s.To, err)
+		return nil, nil, fmt.Errorf("putting entries %d to %d together: %w", s.From, s.To, err)
 	}
 	if err := c.Archive.Put(ctx, s.Name, data); err != nil {
-		return nil, fmt.Errorf("archiving entries %d to %d: %w", s.From, s.To, err)
+		return nil, nil, fmt.Errorf("archiving entries %d to %d: %w", s.From, s.To, err)
 	}
 	if data, err = c.Archive.Get(ctx, s.Name); err != nil {
-		return nil, fmt.Errorf("reading %s back: %w", s.Name, err)
+		return nil, nil, fmt.Errorf("reading %s back: %w", s.Name, err)
 	}
-	_, base, err = verify.Segment(data, *s, o)
+	_, next, err := verify.Segment(data, *s, o)
 	if err != nil {
-		return nil, fmt.Errorf("reading %s back: %w", s.Name, fault.Wrap(fault.Internal, fault.Message(errAltered), err))
+		return nil, nil, fmt.Errorf("reading %s back: %w", s.Name, fault.Wrap(fault.Internal, fault.Message(errAltered), err))
 	}
-	return base, nil
+	next, changed, err := base.Change(next, touched, c.get(ctx))
+	if err != nil {
+		return nil, nil, c.orMoved(ctx, from, err)
+	}
+	return next, changed, nil
+}
+
+// get returns a function that reads a row in a snapshot of its own.
+func (c *Cutter) get(ctx context.Context) audit.Get {
+	return func(key []byte) (row []byte, err error) {
+		err = c.Log.Chain.Store.View(ctx, func(r store.Reader) error {
+			b, err := r.Get(key)
+			row = bytes.Clone(b)
+			return err
+		})
+		return row, err
+	}
+}
+
+// orMoved returns errMoved in place of [audit.ErrBase] when the base was another one meanwhile.
+func (c *Cutter) orMoved(ctx context.Context, from cutFrom, err error) error {
+	if !errors.Is(err, audit.ErrBase) {
+		return err
+	}
+	row, failed := c.get(ctx)(audit.BaseKey)
+	switch {
+	case failed != nil:
+		return failed
+	case !bytes.Equal(row, from.row):
+		return errMoved
+	}
+	return audit.ErrDamagedLog
+}
+
+// ready reports whether all processes that use the database read a base with lists in rows.
+func (c *Cutter) ready(ctx context.Context) (bool, error) {
+	if c.Ready == nil {
+		return true, nil
+	}
+	return c.Ready(ctx)
 }
 
 // cut moves the base to the end of a segment that is in the archive and has n entries. previous is
-// the row of the base before the segment. Error: errMoved when the stored base is another one.
-func (c *Cutter) cut(ctx context.Context, s audit.Segment, n uint64, previous []byte, base *audit.Base) error {
+// the row of the base before the segment, and changed are the rows of its lists that change. Error:
+// errMoved when the stored base is another one.
+func (c *Cutter) cut(ctx context.Context, s audit.Segment, n uint64, previous []byte, base *audit.Base, changed map[string][]byte) error {
 	signed, err := c.Log.SignBase(base)
 	if err != nil {
 		return err
@@ -342,6 +393,7 @@ func (c *Cutter) cut(ctx context.Context, s audit.Segment, n uint64, previous []
 			audit.AttributeObject: s.Name, audit.AttributeSHA256: fmt.Sprintf("%x", s.Digest),
 		},
 	}
+	keys := slices.Sorted(maps.Keys(changed))
 	return c.Log.Chain.Store.Update(ctx, func(tx store.Tx) error {
 		row, err := tx.Get(audit.BaseKey)
 		if err != nil {
@@ -353,12 +405,28 @@ func (c *Cutter) cut(ctx context.Context, s audit.Segment, n uint64, previous []
 		if err := tx.Put(audit.BaseKey, signed); err != nil {
 			return err
 		}
+		for _, key := range keys {
+			if err := put(tx, []byte(key), changed[key]); err != nil {
+				return err
+			}
+		}
+		if err := format.Raise(tx, format.Bases, format.Bases); err != nil {
+			return err
+		}
 		if err := tx.Put(audit.ArchiveKey(s.From), s.Encode()); err != nil {
 			return err
 		}
 		_, err = c.Log.Append(tx, event)
 		return err
 	})
+}
+
+// put sets a row, or deletes it when it is nil.
+func put(tx store.Tx, key, row []byte) error {
+	if row == nil {
+		return tx.Delete(key)
+	}
+	return tx.Put(key, row)
 }
 
 // segment returns the object of a segment, and sets its Hash and Digest. It verifies the entries

@@ -557,6 +557,47 @@ func TestSummariesAreOfWhatIsLeft(t *testing.T) {
 	verifyAll(f, a)
 }
 
+// What is archived takes no room in the database, also if it was packed or signed in groups.
+func TestArchivedEntriesLeaveNoRows(t *testing.T) {
+	f := audittest.NewFixture(t)
+	a, _ := f.Folder()
+	f.Fill(300)
+	f.Log.SetSigning(writer.SignBatches)
+	f.Group(40)
+	f.Fill(100)
+	for i := range 5 {
+		id := fmt.Sprintf("cred_%d", i)
+		f.Sealed(audittest.TenantA, id, "1", strings.Repeat("a", 64))
+		f.Record(audit.Event{Type: audit.CredentialDeleted, Outcome: audit.Success, Principal: audittest.Principal(audittest.TenantA), Resource: audit.Resource{ID: id, Type: audit.CredentialResource}})
+	}
+	f.Follow()
+	if n, err := (&Packer{Log: f.Log.Log, Fresh: 20}).Pack(t.Context(), 1<<20); n < 300 || err != nil {
+		t.Fatal(n, err)
+	}
+	rows := []store.Range{audit.EntryRange, entries.PackRange, audit.BatchRange, audit.SummaryRange, audit.TenantRange, audit.CurrentRange}
+	size := func() (size int) {
+		for key, row := range f.RowsOf(rows...) {
+			size += len(key) + len(row)
+		}
+		return size
+	}
+	before := size()
+	f.Advance(audittest.Keep + 2*lateness)
+	f.Fill(2)
+	written := f.Hashes()
+	if n, err := (&Cutter{Log: f.Log.Log, Reader: f.Log.Reader, Archive: a, Keep: audittest.Keep, most: 100}).Run(t.Context()); n < 300 || err != nil {
+		t.Fatal(n, err)
+	}
+	f.Clean()
+	whole(f, a, written)
+	if left := f.RowsOf(entries.PackRange, audit.SummaryRange, audit.CurrentRange); len(left) > 0 {
+		t.Errorf("%d rows are left", len(left))
+	}
+	if after := size(); after > before/20 {
+		t.Errorf("%d bytes of rows are left of %d", after, before)
+	}
+}
+
 // If two cutters run at the same time, one of them cuts each segment.
 func TestTwoCuttersDoNoHarm(t *testing.T) {
 	f := audittest.NewFixture(t)
@@ -721,7 +762,7 @@ func TestABaseForgetsWhatIsGone(t *testing.T) {
 	}
 	f.Clean()
 	whole(f, a, written)
-	base, err := f.Log.Chain.ReadBase(t.Context())
+	base, err := f.Log.Chain.LoadBase(t.Context(), audit.AllLists)
 	if err != nil || len(base.Credentials) != 3 || len(base.APIKeys) != 1 {
 		t.Fatalf("%v: the base knows %v and %v", err, base.Credentials, base.APIKeys)
 	}
@@ -741,6 +782,81 @@ func TestABaseForgetsWhatIsGone(t *testing.T) {
 	f.Put(func(tx store.Tx) error { return tx.Put(audit.CurrentKey(string(audittest.TenantA), "cred_0"), row) })
 	if _, err := f.Verify(); err == nil {
 		t.Error("a row that is back is not found")
+	}
+}
+
+// A base of an earlier release has its lists in one row. The next cut makes rows of them, once every
+// replica reads these.
+func TestABaseOfAnEarlierReleaseGetsRows(t *testing.T) {
+	f := audittest.NewFixture(t)
+	a, _ := f.Folder()
+	for i := range 40 {
+		f.Sealed(audittest.TenantA, fmt.Sprintf("cred_%d", i), "1", strings.Repeat("a", 64))
+	}
+	f.Advance(audittest.Keep + 2*lateness)
+	f.Fill(2)
+	ready := true
+	c := Cutter{Log: f.Log.Log, Reader: f.Log.Reader, Archive: a, Keep: audittest.Keep, Ready: func(context.Context) (bool, error) { return ready, nil }}
+	if n, err := c.Run(t.Context()); n == 0 || err != nil {
+		t.Fatal(n, err)
+	}
+	base, err := chain.ReadBase(t.Context(), f.Store)
+	if err != nil || len(base.Credentials) != 40 {
+		t.Fatal(len(base.Credentials), err)
+	}
+	verifyAll(f, a)
+	lists := f.RowsOf(audit.BaseListRange)
+	f.Put(func(tx store.Tx) error {
+		for key := range lists {
+			if err := tx.Delete([]byte(key)); err != nil {
+				return err
+			}
+		}
+		return tx.Put(audit.BaseKey, f.SignFormerBase(base))
+	})
+	f.Restart()
+	verifyAll(f, a)
+	f.Sealed(audittest.TenantA, "cred_0", "2", strings.Repeat("b", 64))
+	f.Record(audit.Event{Type: audit.CredentialDeleted, Outcome: audit.Success, Principal: audittest.Principal(audittest.TenantA), Resource: audit.Resource{ID: "cred_1", Type: audit.CredentialResource}})
+	f.Advance(audittest.Keep + 2*lateness)
+	f.Fill(2)
+	written := f.Hashes()
+	c.Log, c.Reader, ready = f.Log.Log, f.Log.Reader, false
+	if n, err := c.Run(t.Context()); n != 0 || err != nil {
+		t.Fatalf("cut %d while a replica does not read it: %v", n, err)
+	}
+	ready = true
+	if n, err := c.Run(t.Context()); n == 0 || err != nil {
+		t.Fatal(n, err)
+	}
+	ready = false // which does not matter any more
+	whole(f, a, written)
+	if base, err = chain.ReadBase(t.Context(), f.Store); err != nil || len(base.Credentials) != 39 || !base.HasRows() {
+		t.Fatal(len(base.Credentials), err)
+	}
+	if state := base.Credentials[audit.CredentialKey{Tenant: audittest.TenantA, Credential: "cred_0"}]; state.Version != "2" {
+		t.Error(state)
+	}
+	// Each row is one that the base commits to. A row that is changed, lost or added is found.
+	rows := f.RowsOf(audit.BaseListRange)
+	for key, row := range rows {
+		if strings.Count(key, "/") < 3 || rows[key+"0"] != nil {
+			continue // a child stands where one is to be added
+		}
+		for name, change := range map[string]func(tx store.Tx) error{
+			"changed": func(tx store.Tx) error { return tx.Put([]byte(key), append(bytes.Clone(row), 0)) },
+			"lost":    func(tx store.Tx) error { return tx.Delete([]byte(key)) },
+			"added":   func(tx store.Tx) error { return tx.Put([]byte(key+"0"), row) },
+		} {
+			f.Put(change)
+			if _, err := f.Verify(); err == nil {
+				t.Errorf("%q is %s, and the log verifies", key, name)
+			}
+			f.Put(func(tx store.Tx) error { return errors.Join(tx.Put([]byte(key), row), tx.Delete([]byte(key+"0"))) })
+		}
+	}
+	if _, err := f.Verify(); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -456,13 +456,16 @@ func TestABaseIsHeldAgainstTheArchive(t *testing.T) {
 		t.Fatal(err)
 	}
 	base.APIKeys[audit.APIKeyName{Tenant: audittest.TenantA, ID: "key_that_never_was"}] = audit.APIKeyState{Sequence: 3}
-	signed, err := base.Sign(f.Log.Signer, f.Log.ChainID())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := f.Store.Update(t.Context(), func(tx store.Tx) error { return tx.Put(audit.BaseKey, signed) }); err != nil {
-		t.Fatal(err)
-	}
+	signed := f.SignFormerBase(base)
+	lists := f.RowsOf(audit.BaseListRange)
+	f.Put(func(tx store.Tx) error {
+		for key := range lists {
+			if err := tx.Delete([]byte(key)); err != nil {
+				return err
+			}
+		}
+		return tx.Put(audit.BaseKey, signed)
+	})
 	if _, err := f.Verify(); err != nil {
 		t.Errorf("the database alone: %v", err)
 	}

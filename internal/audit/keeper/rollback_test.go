@@ -526,10 +526,7 @@ func TestArchivedEntriesAreNoLoss(t *testing.T) {
 		if base, err = v.Base(); err != nil {
 			t.Fatal(err)
 		}
-		row, err := base.Sign(f.Log.Signer, f.Log.ChainID())
-		if err != nil {
-			t.Fatal(err)
-		}
+		row := f.SignFormerBase(base)
 		err = f.Store.Update(t.Context(), func(tx store.Tx) error {
 			errs := []error{tx.Put(audit.BaseKey, row)}
 			for s := uint64(1); s <= to; s++ {

@@ -55,7 +55,7 @@ func (rd *Reader) export(ctx context.Context, w io.Writer, from uint64) error {
 // verifierFrom returns a verifier that begins at a sequence, or at the first entry that is not
 // archived.
 func (rd *Reader) verifierFrom(ctx context.Context, from uint64) (*verify.Verifier, uint64, error) {
-	base, err := rd.chain.ReadBase(ctx)
+	base, err := rd.chain.LoadBase(ctx, audit.TenantsList) // nothing but the links is needed of it
 	if err != nil {
 		return nil, 0, err
 	}

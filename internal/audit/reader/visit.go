@@ -24,11 +24,11 @@ import (
 // entries of these types, the tenant's summaries, and the index rows of blocks without a summary.
 // Error: fault.Internal for a damaged log.
 func (rd *Reader) Visit(ctx context.Context, tenant authz.TenantID, visit func(*audit.Entry), types ...audit.EventType) error {
-	base, err := rd.chain.ArchivedTo(ctx)
+	base, err := rd.chain.ArchivedTo(ctx, audit.KeptList)
 	for err == nil {
 		found, bad := rd.find(ctx, string(tenant), base, types)
 		before := base
-		if base, err = rd.chain.ArchivedTo(ctx); err != nil {
+		if base, err = rd.chain.ArchivedTo(ctx, audit.KeptList); err != nil {
 			break
 		}
 		if !base.Equal(before) {
@@ -54,7 +54,7 @@ func (rd *Reader) FindState(ctx context.Context) (sequence uint64, err error) {
 	if err != nil || head.Sequence == 0 {
 		return 0, err
 	}
-	base, err := rd.chain.ArchivedTo(ctx)
+	base, err := rd.chain.ArchivedTo(ctx, audit.KeptList)
 	if err != nil {
 		return 0, err
 	}
@@ -310,29 +310,37 @@ func (rd *Reader) orArchived(ctx context.Context, tenant authz.TenantID, at Repl
 	if !errors.Is(err, audit.ErrDamagedLog) {
 		return err
 	}
-	base, failed := rd.chain.ArchivedTo(ctx)
+	archived, failed := rd.archived(ctx, tenant)
 	if failed != nil {
 		return failed
 	}
-	if base != nil && base.Tenants[string(tenant)] != nil && base.Tenants[string(tenant)].Sequence > at.TenantSequence {
+	if archived != nil && archived.Sequence > at.TenantSequence {
 		return errArchived
 	}
 	return err
 }
 
+// archived returns the end of the tenant's part that is archived, nil when none of it is.
+func (rd *Reader) archived(ctx context.Context, tenant authz.TenantID) (t *audit.TenantState, err error) {
+	err = rd.chain.Store.View(ctx, func(r store.Reader) error {
+		t, err = rd.chain.ArchivedTenant(r, string(tenant))
+		return err
+	})
+	return t, err
+}
+
 // replayFrom returns the point before the first entry to visit.
 func (rd *Reader) replayFrom(ctx context.Context, tenant authz.TenantID, after ReplayPoint) (ReplayPoint, error) {
-	base, err := rd.chain.ArchivedTo(ctx)
+	archived, err := rd.archived(ctx, tenant)
 	if err != nil {
 		return ReplayPoint{}, err
 	}
 	if after == (ReplayPoint{}) {
 		after.Hash = audit.ZeroHash
 	}
-	if base == nil || base.Tenants[string(tenant)] == nil {
+	if archived == nil {
 		return after, nil
 	}
-	archived := base.Tenants[string(tenant)]
 	switch {
 	case after.TenantSequence >= archived.Sequence:
 		return after, nil

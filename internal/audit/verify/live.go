@@ -160,7 +160,7 @@ func (lv *LiveVerifier) noteBroken(b *audit.Broken) Proof {
 func (lv *LiveVerifier) advance(ctx context.Context, v *Verifier) (*Verifier, bool, error) {
 	if v == nil {
 		o := Options{PublicKey: lv.log.Chain.Key, entriesOnly: true, Gentle: true}
-		base, err := lv.log.Chain.ReadBase(ctx)
+		base, err := lv.log.Chain.LoadBase(ctx, audit.TenantsList)
 		if err != nil {
 			return nil, false, err
 		}

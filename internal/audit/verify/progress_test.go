@@ -134,10 +134,7 @@ func TestWhatWasVerifiedOfSomethingElseIsNotGoneOnFrom(t *testing.T) {
 			return tx.Put(audit.HeadKey, audittest.Get(older.Tx(), audit.HeadKey))
 		}), row: row},
 		"signed for something else": {rows: whole, row: func() []byte {
-			base, signErr := (&audit.Base{History: b.Clone()}).Sign(f.Log.Signer, f.Log.ChainID())
-			if signErr != nil {
-				t.Fatal(signErr)
-			}
+			base := f.SignFormerBase(&audit.Base{History: b.Clone()})
 			text, signErr := (&audit.Base{History: b.Clone()}).JSON()
 			if signErr != nil {
 				t.Fatal(signErr)

@@ -323,6 +323,7 @@ var rowRanges = []store.Range{
 	audit.CurrentRange,
 	audit.ArchiveRange,
 	audit.KeyRange(audit.BaseKey),
+	audit.BaseListRange,
 	audit.BatchRange,
 	audit.KeyRange(audit.CheckpointKey),
 	audit.EntryRange,

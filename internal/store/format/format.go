@@ -26,8 +26,8 @@ import (
 
 // Formats of this program.
 const (
-	Reads  = 3 // newest format that this program reads; it reads all older ones too
-	Writes = 3 // newest format that this program writes; at most Reads
+	Reads  = 4 // newest format that this program reads; it reads all older ones too
+	Writes = 4 // newest format that this program writes; at most Reads
 
 	// State is the format of a store whose rows are bound to the log: a program that does not bind
 	// what it writes must not write there, and one that does not know the rows of the state would
@@ -37,6 +37,10 @@ const (
 	// Packs is the format of a store with packs of entries (package entries): a program that does not
 	// know them takes the entries in them for lost.
 	Packs = 3
+
+	// Bases is the format of a store in which the base of the archived entries has its lists in rows
+	// (package audit): a program that does not know them takes the base for damaged.
+	Bases = 4
 )
 
 // Row is the key of the row.
