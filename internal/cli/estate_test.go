@@ -25,9 +25,10 @@ import (
 type estate struct {
 	t      *testing.T
 	dir    string
-	kms    string // kms.url; empty: a key file
-	more   string // more lines of the configuration
-	tenant string // tenant's API key
+	kms    string    // kms.url; empty: a key file
+	more   string    // more lines of the configuration
+	log    io.Writer // standard error of the servers; nil: nowhere
+	tenant string    // tenant's API key
 	ids    []string
 	ready  app.Ready // of the newest server
 }
@@ -98,6 +99,9 @@ registration: {closed: true}
 		cmd.SetArgs([]string{"server", "--config", file})
 		cmd.SetOut(line)
 		cmd.SetErr(io.Discard)
+		if e.log != nil {
+			cmd.SetErr(e.log)
+		}
 		err := cmd.ExecuteContext(ctx)
 		line.CloseWithError(errors.Join(err, io.EOF))
 		ended <- err

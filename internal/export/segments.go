@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"strconv"
+	"strings"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
@@ -63,6 +64,26 @@ func findSegments(ctx context.Context, bucket *objects.Bucket, f Input, first *a
 		next = begins
 	}
 	return segments, nil
+}
+
+// archivedBefore says where the entries before an export are. Error: an [audit.Broken] if no entry of
+// the export says that they were archived.
+func archivedBefore(f Input, first *audit.Entry) (line string, err error) {
+	var newest audit.Segment
+	by := uint64(0) // the entry that says so
+	err = f.each(func(line []byte) bool {
+		if e, err := audit.ParseEntry(bytes.Clone(line)); err == nil {
+			if s, ok := segmentIn(e); ok && s.To > newest.To && s.To < first.Sequence {
+				newest, by = s, e.Sequence
+			}
+		}
+		return true
+	})
+	// The name has the beginning of the hash of the segment's last entry.
+	if err == nil && !strings.HasSuffix(newest.Name, fmt.Sprintf("-%.16s.jsonl.gz", first.PreviousHash)) {
+		err = &audit.Broken{Sequence: 1, Reason: fmt.Sprintf("no entry from %d on says that those before it are archived", first.Sequence)}
+	}
+	return fmt.Sprintf("not verified: entries 1 to %d, which are in the archive, as entry %d says; --archive URL verifies them too", newest.To, by), err
 }
 
 // eachLine visits the lines of an archived segment.

@@ -21,16 +21,9 @@ import (
 // and its proofs against the newest checkpoint. proven has one line for each proof.
 func (v *Verifier) VerifyServer(ctx context.Context, c *client.V2, whole bool, a verify.Options) (report verify.Report, proven []string, err error) {
 	pinned := a.Fingerprint
-	if a.From > 1 && a.PublicKey == nil { // a partial log names no key
-		key, err := FetchLogKey(ctx, c)
-		if err != nil {
+	if a.From > 1 {
+		if err := pinKey(ctx, c, &a, a.From); err != nil {
 			return verify.Report{}, nil, err
-		}
-		if a.PublicKey = key.Public; a.Fingerprint != "" {
-			if a.Fingerprint != key.Fingerprint() {
-				return verify.Report{}, nil, errAnotherLog(a.From)
-			}
-			a.Fingerprint = "" // the given key is already the pinned one
 		}
 	}
 	dir, err := os.MkdirTemp("", "latticekeep-verify-")
@@ -56,27 +49,69 @@ func (v *Verifier) VerifyServer(ctx context.Context, c *client.V2, whole bool, a
 		if err != nil {
 			return verify.Report{}, nil, err
 		}
+		first, err := Input{f}.First()
+		if err != nil {
+			return verify.Report{}, nil, err
+		}
+		if first != nil && first.Sequence > 1 && a.From <= 1 && a.Since == nil && v.Archive == "" {
+			line, err := archivedBefore(Input{f}, first)
+			if err != nil {
+				return verify.Report{}, nil, err
+			}
+			if err := pinKey(ctx, c, &a, first.Sequence); err != nil {
+				return verify.Report{}, nil, err
+			}
+			proven = append(proven, line)
+		}
 		report, err := v.verifyOpen(ctx, Input{f}, a)
-		return report, nil, err
+		return report, proven, err
 	}
 	if err := fetchTenant(ctx, c, f, filepath.Join(dir, "part"), a.From); err != nil {
 		return verify.Report{}, nil, err
-	}
-	if _, err := f.Seek(0, io.SeekStart); err != nil {
-		return verify.Report{}, nil, fmt.Errorf("reading what the server sent: %w", err)
 	}
 	// A tenant's export cannot show the entries of other tenants in the older checkpoint, so prove
 	// checks that checkpoint through the tree alone.
 	since := a.Since
 	a.Tenant, a.Unclosed, a.Since = true, true, nil
-	if report, err = verify.Export(f, a); err != nil {
-		if first, err2 := (Input{f}).First(); err2 == nil && first != nil && first.TenantSequence > 1 && a.From <= 1 {
-			err = fmt.Errorf("%w; if what came before is archived, --from %d verifies the part that is left", err, first.Sequence)
+	var archived []string
+	first, err := Input{f}.First()
+	if err != nil {
+		return verify.Report{}, nil, err
+	}
+	if first != nil && first.TenantSequence > 1 && a.From <= 1 {
+		if err := pinKey(ctx, c, &a, first.Sequence); err != nil {
+			return verify.Report{}, nil, err
 		}
+		archived = append(archived, fmt.Sprintf("not verified: the tenant's first %d entries, which the server does not have in its database any more: they are in its archive, and in the exports that you kept", first.TenantSequence-1))
+	}
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		return verify.Report{}, nil, fmt.Errorf("reading what the server sent: %w", err)
+	}
+	if report, err = verify.Export(f, a); err != nil {
 		return verify.Report{}, nil, err
 	}
 	proven, err = prove(ctx, c, &report, pinned, since)
-	return report, proven, err
+	return report, append(proven, archived...), err
+}
+
+// pinKey has the part of the log from a sequence on verified with the key of the server, or with the
+// given one. Such a part names no key itself.
+func pinKey(ctx context.Context, c *client.V2, a *verify.Options, from uint64) error {
+	a.From = from
+	if a.PublicKey != nil {
+		return nil
+	}
+	key, err := FetchLogKey(ctx, c)
+	if err != nil {
+		return err
+	}
+	if a.PublicKey = key.Public; a.Fingerprint != "" {
+		if a.Fingerprint != key.Fingerprint() {
+			return errAnotherLog(from)
+		}
+		a.Fingerprint = "" // the given key is already the pinned one
+	}
+	return nil
 }
 
 // prove compares the newest verified entry with the server's newest checkpoint, and that checkpoint

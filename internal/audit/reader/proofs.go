@@ -42,7 +42,7 @@ const (
 
 var (
 	// errNotProven is the one answer for all entries that a tenant gets no proof of.
-	errNotProven = fault.New(fault.NotFound, "the tenant has no entry with this sequence, or none yet that a checkpoint covers: new ones are covered within a second")
+	errNotProven = fault.New(fault.NotFound, "the tenant has no entry with this sequence, or none yet that a checkpoint covers: new ones are covered within a second; one that is in the archive only is proved with its hash and the tiles")
 
 	errNoTile = fault.New(fault.NotFound, "the tree of the newest checkpoint has no such tile, or its entries are in the archive only")
 

@@ -17,7 +17,7 @@ import (
 )
 
 // errNotRead is the one answer for all entries that a tenant cannot read.
-var errNotRead = fault.New(fault.NotFound, "the tenant has no entry with this sequence, or it is in the archive only")
+var errNotRead = fault.New(fault.NotFound, "the tenant has no entry with this sequence, or it is in the archive only: whoever runs the server can read it there")
 
 // ReadEntry returns an entry of p's tenant. The read itself is recorded before ReadEntry returns.
 // Errors: fault.Forbidden; fault.NotFound, the same for entries of other tenants, for entries that

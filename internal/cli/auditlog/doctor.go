@@ -104,9 +104,9 @@ func (o *doctorOptions) run(cmd *cobra.Command) error {
 		return o.changeRows(cmd, a, row)
 	}
 	return o.WithStore(cmd.Context(), func(s store.Database) error {
-		return o.examine(cmd.Context(), s, a, doctor.Options{Row: row}, func(x *doctor.Examination) error {
+		return o.examine(cmd.Context(), s, a, doctor.Options{Row: row}, func(x *doctor.Examination, r verify.Report) error {
 			if o.explain == "" {
-				return o.printExamination(cmd.OutOrStdout(), x)
+				return o.printExamination(cmd.OutOrStdout(), x, r)
 			}
 			e, err := x.Explain(cmd.Context(), o.explain)
 			if err != nil {
@@ -119,7 +119,7 @@ func (o *doctorOptions) run(cmd *cobra.Command) error {
 
 // examine verifies the log, examines the rows, and passes what was found to use, while the KMS keys
 // are open.
-func (o *doctorOptions) examine(ctx context.Context, s store.Store, a verify.Options, d doctor.Options, use func(*doctor.Examination) error) (err error) {
+func (o *doctorOptions) examine(ctx context.Context, s store.Store, a verify.Options, d doctor.Options, use func(*doctor.Examination, verify.Report) error) (err error) {
 	if d.Report, err = verify.Store(ctx, s, a); err != nil {
 		return fmt.Errorf("verifying the log, which the rows are held against; restore a backup: %w", err)
 	}
@@ -132,13 +132,17 @@ func (o *doctorOptions) examine(ctx context.Context, s store.Store, a verify.Opt
 		if err != nil {
 			return err
 		}
-		return use(x)
+		return use(x, d.Report)
 	})
 }
 
-func (o *doctorOptions) printExamination(w io.Writer, x *doctor.Examination) error {
+func (o *doctorOptions) printExamination(w io.Writer, x *doctor.Examination, r verify.Report) error {
 	if len(x.Findings) == 0 {
-		_, err := fmt.Fprintf(w, "ok: all is well\n%s\n", rowsLine(x))
+		archived := ""
+		if r.From > 1 {
+			archived = archivedLine(r) + "; latticekeep audit verify --archive URL verifies them too\n"
+		}
+		_, err := fmt.Fprintf(w, "ok: all is well\n%s\n%s", rowsLine(x), archived)
 		return err
 	}
 	choice := false
@@ -164,7 +168,7 @@ func (o *doctorOptions) changeRows(cmd *cobra.Command, a verify.Options, row fun
 	bound := state.New(nil)
 	log := writer.New(time.Now, bound)
 	return o.WithWritableStore(cmd.Context(), log.Commit, func(s store.Database) error {
-		return o.examine(cmd.Context(), s, a, doctor.Options{State: bound, Row: row}, func(x *doctor.Examination) error {
+		return o.examine(cmd.Context(), s, a, doctor.Options{State: bound, Row: row}, func(x *doctor.Examination, _ verify.Report) error {
 			what, change, rows := "accepted", x.Accept, o.accept
 			if len(o.remove) > 0 {
 				what, change, rows = "removed", x.Remove, o.remove

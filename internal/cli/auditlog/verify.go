@@ -175,6 +175,9 @@ func printReport(w io.Writer, r verify.Report, proven ...string) error {
 		}
 		fmt.Fprintf(&b, "ok: a part of the log: %d entries, %d to %d; the entries %s were not verified\n", r.Entries, r.From, r.Sequence, rest)
 	}
+	if r.Credentials != nil && r.Tenant == "" && r.From > 1 {
+		b.WriteString(archivedLine(r) + "; --archive URL verifies them too\n")
+	}
 	fmt.Fprintf(&b, "head: %d %s\n", r.Sequence, r.Hash)
 	if r.Size > 0 && r.Tenant == "" {
 		fmt.Fprintf(&b, "tree: %d entries, root %s, epoch %d\n", r.Size, r.Root, r.Epoch)
@@ -199,6 +202,11 @@ func printReport(w io.Writer, r verify.Report, proven ...string) error {
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// archivedLine says which entries a verification of a store has not looked at.
+func archivedLine(r verify.Report) string {
+	return fmt.Sprintf("not verified: entries 1 to %d, which are in the archive", r.From-1)
 }
 
 // verifyDir verifies the store of a stopped server, and its archive if one is named. It examines the
