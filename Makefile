@@ -120,12 +120,12 @@ strace:
 	@command -v strace >/dev/null || hack/strace.sh
 
 .PHONY: chaos
-chaos: postgres strace ## kill, freeze and cut off replicas, databases, disks and the KMS for over an hour, and write docs/chaos.md (root, for a disk of its own that fills)
-	@hack/chaos.sh docs/chaos.md '^Test(Replicas|TheNetwork|Histories|AFullDisk|ADiskThatFails|AKMSOutage)' <hack/chaos.md
+chaos: postgres strace prometheus ## kill, freeze and cut off replicas, databases, disks and the KMS for over an hour, and write docs/chaos.md (root, for a disk of its own that fills)
+	@hack/chaos.sh docs/chaos.md '^Test(EveryAlertFires|Replicas|TheNetwork|Histories|AFullDisk|ADiskThatFails|AKMSOutage)' ./test/alerts ./test/chaos <hack/chaos.md
 
 .PHONY: chaos-syscalls
 chaos-syscalls: strace ## let each system call of a start and of changes fail once in every way, and write docs/chaos-syscalls.md (an hour)
-	@hack/chaos.sh docs/chaos-syscalls.md '^TestEverySystemCallMayFail$$' <hack/chaos-syscalls.md
+	@hack/chaos.sh docs/chaos-syscalls.md '^TestEverySystemCallMayFail$$' ./test/chaos <hack/chaos-syscalls.md
 
 .PHONY: vendor-web
 vendor-web: ## make the dashboard's vendored files anew from the versions pinned in hack/web (node and npm)

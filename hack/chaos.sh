@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Runs the long form of tests of test/chaos, by the pattern of their names, and writes what they say to a file below the text on stdin.
+# Runs the long form of tests, by the pattern of their names, one package after the other, and writes what they say to a file below the
+# text on stdin.
 #
-# usage: hack/chaos.sh FILE PATTERN <HEAD
+# usage: hack/chaos.sh FILE PATTERN PACKAGE... <HEAD
 set -euo pipefail
 cd "$(dirname "$0")/.."
 transcript=$(mktemp)
@@ -11,5 +12,5 @@ trap 'rm -f "$transcript"' EXIT
 	echo
 	echo "$(date +%Y-%m-%d), $(nproc) cores, Linux $(uname -r), $(go env GOVERSION)."
 } >"$transcript"
-CHAOS_LONG=1 CHAOS_TRANSCRIPT=$transcript go test -count=1 -timeout 8h -run "$2" ./test/chaos
+CHAOS_LONG=1 CHAOS_TRANSCRIPT=$transcript go test -count=1 -p 1 -timeout 8h -run "$2" "${@:3}"
 install -m 644 "$transcript" "$1"

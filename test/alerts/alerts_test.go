@@ -3,9 +3,6 @@ package alerts
 import (
 	"fmt"
 	"maps"
-	"net"
-	"net/http"
-	"net/url"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -14,9 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/latticekeep/latticekeep/test/kmstest"
 	"github.com/latticekeep/latticekeep/test/machine"
-	"github.com/latticekeep/latticekeep/test/pgtest"
 )
 
 // Every alert fires while its fault is on, is silent before, and is over after the fault has ended.
@@ -29,15 +24,20 @@ func TestEveryAlertFires(t *testing.T) {
 		{"a server ends", serverEnds},
 		{"a replica is missing", replicaMissing},
 		{"the operator does not run", operatorDown},
-		{"the KMS refuses", kmsRefuses},
-		{"PostgreSQL is away", postgresAway},
-		{"PostgreSQL takes no writes", commitsFail},
+		{"the KMS fails", kmsFails},
+		{"PostgreSQL fails", postgresFails},
+		{"PostgreSQL is absent at the start", postgresAbsent},
+		{"the disk of PostgreSQL fills", postgresFills},
 		{"the disk fills", diskFills},
+		{"the disk fails", diskFails},
+		{"places are away", placesAway},
 		{"certificates end", certificatesEnd},
-		{"the mail server is away", mailServerAway},
-		{"the anchor is replaced", anchorReplaced},
+		{"strangers hold connections", strangersConnect},
+		{"memory is short", memoryShort},
+		{"an upload stalls at the end", uploadStalls},
 		{"changed metrics", changedMetrics},
 	}
+	writeRow(t, "\n## What is seen of each fault\n\n| fault | `/readyz` | reads | changes | check | metric | log | alerts |\n| --- | --- | --- | --- | --- | --- | --- | --- |")
 	fired, ran := make(map[string]bool), 0
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -72,11 +72,15 @@ func serverEnds(t *testing.T) []string {
 	s := start(t, "", "")
 	up := p.during(10*time.Minute, p.scraped(s, nil))
 	s.stop()
+	if reason := s.said("ended", "reason"); reason != "terminated signal received" {
+		t.Errorf("the log says that it ended for %q:\n%s", reason, s.log.Tail())
+	}
 	pending := p.during(4*time.Minute, p.scraped(s, nil))
 	down := p.during(6*time.Minute, p.scraped(s, nil))
 	firing := p.firing("1")
 	want(t, "while it runs", firing(up))
 	want(t, "at once", firing(pending))
+	writeRow(t, "| a server ends | none | none | none | none | `up 0` | `ended` | Down |")
 	return want(t, "after ten minutes", firing(down), "LatticekeepDown")
 }
 
@@ -92,6 +96,7 @@ func replicaMissing(t *testing.T) []string {
 	firing := p.firing("2")
 	want(t, "with both", firing(before))
 	want(t, "with both again", firing(after))
+	writeRow(t, "| a replica is missing | 200, the others | served | served | none | `count(up) 1` | none | ReplicasMissing |")
 	return want(t, "with one", firing(during), "LatticekeepReplicasMissing")
 }
 
@@ -105,103 +110,15 @@ func operatorDown(t *testing.T) []string {
 "clusters":[{"name":"c","cluster":{"server":"https://127.0.0.1:1"}}]}`))
 	s := start(t, "", "kubernetes: {kubeconfig: "+kubeconfig+"}")
 	during := p.during(20*time.Minute, p.scraped(s, nil))
+	f := fault{
+		name: "the API server is away", ready: 200, check: "[-]anchors failed (shared; stops nothing): ", read: true, change: true,
+		metric: `latticekeep_audit_anchor_state{place="configmap",state="unreachable"} 1`, log: "operator stopped",
+		alerts: []string{"LatticekeepOperatorDown", "LatticekeepAnchorUnreachable"},
+	}
+	f.shows(s, sight{})
 	firing := p.firing("1")
 	want(t, "before", firing(before))
-	return want(t, "during", firing(during), "LatticekeepOperatorDown", "LatticekeepAnchorUnreachable")
-}
-
-func kmsRefuses(t *testing.T) []string {
-	p := newPrometheus(t, time.Minute)
-	kms, err := kmstest.NewVault()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(kms.Close)
-	token := filepath.Join(t.TempDir(), "token")
-	machine.WriteFile(t, token, []byte(kms.Token()))
-	s := start(t, "", fmt.Sprintf("kms: {url: %q, tokenFile: %s, cacheTTL: 0s}", kms.URL(), token))
-	s.makeKey()
-	seal := func() { s.seal() }
-	before := p.during(8*time.Minute, p.scraped(s, seal))
-	kms.SetRevoked(true)
-	during := p.during(20*time.Minute, p.scraped(s, func() {
-		if status := s.seal(); status != http.StatusServiceUnavailable {
-			t.Errorf("sealing without the KMS: %d", status)
-		}
-	}))
-	kms.SetRevoked(false)
-	after := p.during(20*time.Minute, p.scraped(s, seal))
-	firing := p.firing("1")
-	want(t, "before", firing(before))
-	want(t, "after", firing(after))
-	return want(t, "during", firing(during), "LatticekeepKMSFails", "LatticekeepErrors", "LatticekeepNotServing")
-}
-
-// onPostgres starts a server on a PostgreSQL of its own.
-func onPostgres(t *testing.T) (*server, *pgtest.Server) {
-	t.Helper()
-	db := pgtest.Start(t)
-	s := start(t, "", fmt.Sprintf("store: {url: %q}\ncompliance: {reports: %q}", db.URL(), "file://"+filepath.Join(t.TempDir(), "reports")))
-	s.makeKey()
-	return s, db
-}
-
-func postgresAway(t *testing.T) []string {
-	p := newPrometheus(t, time.Minute)
-	p.ignored = append(p.ignored, "LatticekeepCommitsFail") // the server's own work may try
-	s, db := onPostgres(t)
-	seal := func() { s.seal() }
-	before := p.during(8*time.Minute, p.scraped(s, seal))
-	if err := db.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	during := p.during(20*time.Minute, p.scraped(s, func() {
-		if status := s.seal(); status != http.StatusServiceUnavailable {
-			t.Errorf("sealing without PostgreSQL: %d", status)
-		}
-	}))
-	if err := db.Restart(); err != nil {
-		t.Fatal(err)
-	}
-	await(t, s, "the recovery", func() bool { return s.seal() == http.StatusCreated })
-	after := p.during(20*time.Minute, p.scraped(s, seal))
-	firing := p.firing("1")
-	want(t, "before", firing(before))
-	want(t, "after", firing(after))
-	// Which sealing keys are needed is unknown too.
-	return want(t, "during", firing(during), "LatticekeepPostgresDown", "LatticekeepErrors", "LatticekeepOperatorDown", "LatticekeepNotServing")
-}
-
-// PostgreSQL answers, and takes no writes.
-func commitsFail(t *testing.T) []string {
-	p := newPrometheus(t, time.Minute)
-	p.ignored = append(p.ignored, "LatticekeepNotServing") // a probe writes no row
-	s, db := onPostgres(t)
-	u, err := url.Parse(db.URL())
-	if err != nil {
-		t.Fatal(err)
-	}
-	run := func(statement string) {
-		t.Helper()
-		if err := db.Exec(t.Context(), `\connect `+strings.TrimPrefix(u.Path, "/"), fmt.Sprintf(statement, u.User.Username())); err != nil {
-			t.Fatal(err)
-		}
-	}
-	seal := func() { s.seal() }
-	before := p.during(8*time.Minute, p.scraped(s, seal))
-	run("REVOKE INSERT, UPDATE ON latticekeep_kv FROM %s")
-	during := p.during(20*time.Minute, p.scraped(s, func() {
-		if status := s.seal(); status < 500 {
-			t.Errorf("sealing without a commit: %d", status)
-		}
-	}))
-	run("GRANT INSERT, UPDATE ON latticekeep_kv TO %s")
-	await(t, s, "the recovery", func() bool { return s.seal() == http.StatusCreated })
-	after := p.during(20*time.Minute, p.scraped(s, seal))
-	firing := p.firing("1")
-	want(t, "before", firing(before))
-	want(t, "after", firing(after))
-	return want(t, "during", firing(during), "LatticekeepCommitsFail", "LatticekeepErrors")
+	return want(t, "during", firing(during), f.alerts...)
 }
 
 func certificatesEnd(t *testing.T) []string {
@@ -224,10 +141,18 @@ func certificatesEnd(t *testing.T) []string {
 		}
 	}
 	before := p.during(70*time.Minute, p.scraped(s, nil))
+	month := s.look()
 	renew(2, 5*24*time.Hour)
 	soon := p.during(70*time.Minute, p.scraped(s, nil))
+	ending := fault{
+		name: "the certificate ends in five days", ready: 200, read: true, change: true,
+		metric: `latticekeep_certificate_expiry_timestamp_seconds{use="server"}`, alerts: []string{"LatticekeepCertificateExpires"},
+	}
+	ending.shows(s, month)
 	renew(3, 3*time.Hour)
 	ends := p.during(10*time.Minute, p.scraped(s, nil))
+	ending.name, ending.alerts = "the certificate ends in three hours", append(ending.alerts, "LatticekeepCertificateExpired")
+	ending.shows(s, month)
 	renew(4, 30*24*time.Hour)
 	after := p.during(4*time.Minute, p.scraped(s, nil))
 	firing := p.firing("1")
@@ -237,74 +162,16 @@ func certificatesEnd(t *testing.T) []string {
 	return want(t, "with hours left", firing(ends), "LatticekeepCertificateExpires", "LatticekeepCertificateExpired")
 }
 
-func mailServerAway(t *testing.T) []string {
-	p := newPrometheus(t, time.Minute)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := l.Addr().String()
-	if err := l.Close(); err != nil { // nothing answers there
-		t.Fatal(err)
-	}
-	s := start(t, "", "mail: {from: keeper@example.org, smtp: {address: '"+address+"', security: none}}")
-	before := p.during(40*time.Minute, p.scraped(s, nil))
-	register := func() {
-		if status, body := s.ask("/api/v2/auth/register", "", `{"email":"user@example.org","password":"a long password","tenant_name":"Canary Ltd"}`); status != http.StatusCreated {
-			t.Fatalf("registering: %d %s", status, body)
-		}
-	}
-	register()
-	awaitMetric(t, s, "latticekeep_mail_oldest_timestamp_seconds ")
-	during := p.during(40*time.Minute, p.scraped(s, nil))
-	firing := p.firing("1")
-	want(t, "before", firing(before))
-	return want(t, "during", firing(during), "LatticekeepMailWaits")
-}
-
 // await waits until something is so, however busy the machine is.
 func await(t *testing.T, s *server, what string, is func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(2 * time.Minute); !is(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited in vain for %s:\n%s", what, s.log.Tail())
-		}
-	}
+	s.await(what, is)
 }
 
 // awaitMetric waits until the metrics have a line that begins with text.
 func awaitMetric(t *testing.T, s *server, text string) {
 	t.Helper()
 	await(t, s, text, func() bool { return strings.Contains(get(t, s.metrics), "\n"+text) })
-}
-
-// Somebody writes into the bucket of the anchor.
-func anchorReplaced(t *testing.T) []string {
-	p := newPrometheus(t, time.Minute)
-	bucket := t.TempDir()
-	s := start(t, "", "audit: {anchor: {bucket: 'file://"+bucket+"'}}")
-	anchors := func() (files []string) {
-		err := filepath.WalkDir(bucket, func(path string, d os.DirEntry, err error) error {
-			if err == nil && !d.IsDir() {
-				files = append(files, path)
-			}
-			return nil // files come and go while one is written
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return files
-	}
-	await(t, s, "an anchor", func() bool { return len(anchors()) > 0 })
-	before := p.during(30*time.Minute, p.scraped(s, nil))
-	for _, path := range anchors() {
-		machine.WriteFile(t, path, []byte("not a checkpoint"))
-	}
-	awaitMetric(t, s, `latticekeep_audit_anchor_refusals_total{place="bucket"} 1`)
-	during := p.during(2*time.Minute, p.scraped(s, nil))
-	firing := p.firing("1")
-	want(t, "before", firing(before))
-	return want(t, "during", firing(during), "LatticekeepAnchorRefused")
 }
 
 // series is a series of a server, and what it becomes while the fault of its alert is on.
@@ -322,23 +189,21 @@ func changedMetrics(t *testing.T) []string {
 	now := float64(time.Now().Unix())
 	const day = 86400
 	changed := map[string][]series{
-		"LatticekeepOverloaded":      {{"latticekeep_http_requests_shed_total", 0, 5, true}},
-		"LatticekeepMemoryShort":     {{"latticekeep_memory_limit_bytes", 1 << 40, 64 << 20, false}},
-		"LatticekeepConnectionsFull": {{`latticekeep_connections_closed_total{reason="full"}`, 0, 5, true}},
+		"LatticekeepMemoryShort":       {{"latticekeep_memory_limit_bytes", 1 << 40, 64 << 20, false}},
+		"LatticekeepOverloaded":        {{"latticekeep_http_requests_shed_total", 0, 5, true}},
+		"LatticekeepPostgresFailsOver": {{"latticekeep_postgres_outages_total", 0, 1, true}},
 		"LatticekeepRefusals": {
 			{`latticekeep_http_requests_total{method="GET",route="/api/v2/vault/:credential_id",status="403"}`, 1, 200, true},
 			{`latticekeep_http_requests_total{method="GET",route="/api/v2/vault/:credential_id",status="200"}`, 300, 300, true},
 		},
-		"LatticekeepCommitsSlow":       slow("latticekeep_store_commit_duration_seconds_bucket", ""),
-		"LatticekeepKMSSlow":           slow("latticekeep_kms_call_duration_seconds_bucket", `operation="unwrap",`),
-		"LatticekeepPostgresFailsOver": {{"latticekeep_postgres_outages_total", 0, 1, true}},
-		"LatticekeepPostgresBusy":      {{"latticekeep_postgres_connection_wait_seconds_total", 1, 120, true}},
-		"LatticekeepMailGivenUp":       {{`latticekeep_mail_attempts_total{result="given_up"}`, 0, 1, true}},
-		"LatticekeepLogBroken":         {{"latticekeep_audit_broken", 0, 1, false}},
-		"LatticekeepRowsRefused":       {{`latticekeep_state_rows_refused_total{family="api-key",reason="replaced"}`, 0, 1, true}},
-		"LatticekeepRollback":          {{`latticekeep_audit_anchor_state{place="bucket",state="rollback"}`, 0, 1, false}},
-		"LatticekeepAnchorUnreachable": {{`latticekeep_audit_anchor_state{place="bucket",state="unreachable"}`, 0, 1, false}},
-		"LatticekeepCheckpointBehind":  {{"latticekeep_audit_checkpoint_lag_entries", 0, 7, true}, {"latticekeep_audit_sequence", 7, 7, true}},
+		"LatticekeepCommitsSlow":      slow("latticekeep_store_commit_duration_seconds_bucket", ""),
+		"LatticekeepKMSSlow":          slow("latticekeep_kms_call_duration_seconds_bucket", `operation="unwrap",`),
+		"LatticekeepPostgresBusy":     {{"latticekeep_postgres_connection_wait_seconds_total", 1, 120, true}},
+		"LatticekeepMailGivenUp":      {{`latticekeep_mail_attempts_total{result="given_up"}`, 0, 1, true}},
+		"LatticekeepLogBroken":        {{"latticekeep_audit_broken", 0, 1, false}},
+		"LatticekeepRowsRefused":      {{`latticekeep_state_rows_refused_total{family="api-key",reason="replaced"}`, 0, 1, true}},
+		"LatticekeepRollback":         {{`latticekeep_audit_anchor_state{place="bucket",state="rollback"}`, 0, 1, false}},
+		"LatticekeepCheckpointBehind": {{"latticekeep_audit_checkpoint_lag_entries", 0, 7, true}, {"latticekeep_audit_sequence", 7, 7, true}},
 		"LatticekeepAnchorBehind": {
 			{`latticekeep_audit_anchor_lag_entries{place="configmap"}`, 3, 50, false},
 			{`latticekeep_audit_anchor_sequence{place="configmap"}`, 7, 0, true},
@@ -349,10 +214,6 @@ func changedMetrics(t *testing.T) []string {
 			{"latticekeep_audit_oldest_entry_timestamp_seconds", now - 31*day, now - 33*day, false},
 			{"latticekeep_audit_retention_entries", 1e6, 1e6, false},
 			{"latticekeep_audit_stored_entries", 1.2e6, 1.2e6, false},
-		},
-		"LatticekeepBackupOld": {
-			{"latticekeep_backup_interval_seconds", day, day, false},
-			{"latticekeep_backup_last_verified_timestamp_seconds", now - day, now - 3*day, false},
 		},
 		"LatticekeepStalled":         {{`latticekeep_sealedcredentials{condition="Stalled",status="True"}`, 0, 2, false}},
 		"LatticekeepRotationOverdue": {{`latticekeep_sealedcredentials{condition="Expiring",status="True"}`, 0, 1, false}},

@@ -3,32 +3,80 @@ package alerts
 import (
 	"context"
 	"encoding/json"
-	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"os"
+	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/latticekeep/latticekeep/internal/cli"
 	"github.com/latticekeep/latticekeep/test/machine"
 )
 
-// server is a production server that runs in this process.
+// TestMain runs the program itself when the test binary is called by the program's name.
+func TestMain(m *testing.M) {
+	if filepath.Base(os.Args[0]) == "latticekeep" {
+		os.Exit(latticekeep())
+	}
+	if err := os.Unsetenv("KUBERNETES_SERVICE_HOST"); err != nil { // the test may run in a cluster and must not be its operator
+		panic(err)
+	}
+	os.Exit(m.Run())
+}
+
+func latticekeep() int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := cli.Command().ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "latticekeep:", err)
+		return 1
+	}
+	return 0
+}
+
+// server is a production server in a process of its own.
 type server struct {
 	t       *testing.T
 	dir     string
 	url     string // of the interface
 	metrics string
-	key     string // may seal credentials
+	key     string // may seal and read credentials
+	kept    string // id of a credential
 	log     machine.Log
-	stop    func()
+	cmd     *exec.Cmd
+	ended   chan struct{} // closed when the process has ended
+	stop    func()        // ends it with SIGTERM
 }
 
 // start starts a server on the embedded store, or on what more configures.
 func start(t *testing.T, dataDir, more string) *server {
+	t.Helper()
+	return startBelow(t, dataDir, more)
+}
+
+// startBelow is start below another command.
+func startBelow(t *testing.T, dataDir, more string, below ...string) *server {
+	t.Helper()
+	s := launch(t, dataDir, more, below...)
+	s.await("ready", func() bool { return s.said("ready", "base_url") != "" || s.dead() })
+	if s.url = s.said("ready", "base_url"); s.url == "" {
+		t.Fatalf("it is not ready:\n%s", s.log.Tail())
+	}
+	if s.metrics = s.said("ready", "operations"); s.metrics == "" {
+		t.Fatalf("the log does not tell where operations are:\n%s", s.log.Tail())
+	}
+	s.metrics += "/metrics"
+	return s
+}
+
+// launch is startBelow for a server that may not become ready.
+func launch(t *testing.T, dataDir, more string, below ...string) *server {
 	t.Helper()
 	s := &server{t: t, dir: t.TempDir()}
 	if dataDir == "" && !strings.Contains(more, "store:") {
@@ -42,7 +90,7 @@ func start(t *testing.T, dataDir, more string) *server {
 		scheme = "https"
 	}
 	config := "listen: 127.0.0.1:0\npublicURL: " + scheme + "://127.0.0.1:8200\noperations: {listen: '127.0.0.1:0'}\n" +
-		"systemKeyFile: " + s.path("system.key") + "\n" + more
+		"systemKeyFile: " + s.path("system.key") + "\nrate: {v1: 1000000, v2: 1000000, address: 1000000}\n" + more
 	if dataDir != "" {
 		config += "\ndataDir: " + dataDir
 	}
@@ -53,46 +101,57 @@ func start(t *testing.T, dataDir, more string) *server {
 		config += "\nregistration: {closed: true}"
 	}
 	machine.WriteFile(t, s.path("config.yaml"), []byte(config))
-	ctx, cancel := context.WithCancel(context.Background())
-	stdout, line := io.Pipe()
-	done := make(chan error, 1)
-	go func() {
-		cmd := cli.Command()
-		cmd.SetArgs([]string{"server", "--config", s.path("config.yaml")})
-		cmd.SetOut(line)
-		cmd.SetErr(&s.log)
-		err := cmd.ExecuteContext(ctx)
-		line.CloseWithError(errors.Join(err, io.EOF))
-		done <- err
-	}()
-	var ready struct {
-		URL string `json:"base_url"`
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
 	}
-	if err := json.NewDecoder(stdout).Decode(&ready); err != nil {
-		cancel()
-		t.Fatalf("no ready line: %v\n%s", err, s.log.Tail())
+	if err := os.Symlink(self, s.path("latticekeep")); err != nil {
+		t.Fatal(err)
 	}
-	stopped := false
-	s.stop = func() {
-		if cancel(); !stopped {
-			stopped = true
-			<-done
-		}
-	}
-	t.Cleanup(s.stop)
-	s.url = ready.URL
-	for line := range strings.Lines(s.log.String()) {
-		var said struct {
-			Operations string `json:"operations"`
-		}
-		if json.Unmarshal([]byte(line), &said) == nil && said.Operations != "" {
-			s.metrics = said.Operations + "/metrics"
-		}
-	}
-	if s.metrics == "" {
-		t.Fatalf("the log does not tell where operations are:\n%s", s.log.Tail())
-	}
+	s.run(below...)
+	t.Cleanup(func() { s.stop() })
 	return s
+}
+
+// run starts the process of the server, below another command.
+func (s *server) run(below ...string) {
+	s.t.Helper()
+	argv := append(below, s.path("latticekeep"), "server", "--config", s.path("config.yaml"))
+	cmd, ended := exec.Command(argv[0], argv[1:]...), make(chan struct{})
+	cmd.Stderr = &s.log
+	if err := cmd.Start(); err != nil {
+		s.t.Fatal(err)
+	}
+	go func() {
+		_ = cmd.Wait() // its log and its state say why it ended
+		close(ended)
+	}()
+	s.cmd, s.ended = cmd, ended
+	s.stop = func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended
+		<-ended
+	}
+}
+
+// dead reports whether the server has ended.
+func (s *server) dead() bool {
+	select {
+	case <-s.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// said returns an attribute of the first line of the log that begins so, or nothing.
+func (s *server) said(message, attribute string) string {
+	for line := range strings.Lines(s.log.String()) {
+		var l map[string]any
+		if json.Unmarshal([]byte(line), &l) == nil && strings.HasPrefix(fmt.Sprint(l["msg"]), message) && l[attribute] != nil {
+			return fmt.Sprint(l[attribute])
+		}
+	}
+	return ""
 }
 
 func (s *server) path(name string) string { return filepath.Join(s.dir, name) }
@@ -120,7 +179,7 @@ func (s *server) ask(path, key, body string) (int, string) {
 	return answer.StatusCode, string(text)
 }
 
-// makeKey makes a tenant with a key that may seal credentials.
+// makeKey makes a tenant with a key that may seal and read credentials, and seals one.
 func (s *server) makeKey() {
 	s.t.Helper()
 	system, err := os.ReadFile(s.path("system.key"))
@@ -152,14 +211,40 @@ func (s *server) makeKey() {
 		return string(found[1])
 	}
 	tenant := made("/api/v2/system/tenants", `{"name":"shop"}`, "tenant_id")
-	s.key = made("/api/v2/system/tenants/"+tenant+"/api-keys", `{"name":"k","scopes":["vault:write"]}`, "api_key")
+	s.key = made("/api/v2/system/tenants/"+tenant+"/api-keys", `{"name":"k","scopes":["vault:read","vault:write"]}`, "api_key")
+	status, body := s.ask("/api/v2/vault/seal", s.key, sealed)
+	if status != http.StatusCreated {
+		s.t.Fatalf("sealing: %d %s", status, body)
+	}
+	s.kept = regexp.MustCompile(`"credential_id":"([^"]+)"`).FindStringSubmatch(body)[1]
 }
+
+const sealed = `{"name":"db","credential_type":"database","values":{"user":"app"},"ttl_days":30}`
 
 // seal seals a credential, and returns the status.
 func (s *server) seal() int {
 	s.t.Helper()
-	status, _ := s.ask("/api/v2/vault/seal", s.key, `{"name":"db","credential_type":"database","values":{"user":"app"},"ttl_days":30}`)
+	status, _ := s.ask("/api/v2/vault/seal", s.key, sealed)
 	return status
+}
+
+// read reads a credential, and returns the status.
+func (s *server) read() int {
+	s.t.Helper()
+	r, err := http.NewRequestWithContext(context.Background(), http.MethodGet, s.url+"/api/v2/vault/"+s.kept, nil)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	r.Header.Set("X-API-Key", s.key)
+	answer, err := http.DefaultClient.Do(r)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	if _, err := io.Copy(io.Discard, answer.Body); err != nil {
+		s.t.Fatal(err)
+	}
+	return answer.StatusCode
 }
 
 // scraped returns a step of [prometheus.during]: it calls each, unless nil, and scrapes the server.

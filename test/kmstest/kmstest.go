@@ -46,6 +46,7 @@ type Server struct {
 	random    *mathrand.Rand
 	failing   bool
 	dropping  bool
+	garbling  bool // Vault
 	revoked   bool
 	forbidden map[string]bool // refused operations
 	calls     map[string]int
@@ -135,6 +136,9 @@ func (s *Server) SetFailing(on bool) { s.locked(func() { s.failing = on }) }
 
 // SetDropping closes the connection of every call without an answer.
 func (s *Server) SetDropping(on bool) { s.locked(func() { s.dropping = on }) }
+
+// SetGarbling has what Vault decrypts be something else.
+func (s *Server) SetGarbling(on bool) { s.locked(func() { s.garbling = on }) }
 
 // SetRevoked refuses every call as if its permission was revoked.
 func (s *Server) SetRevoked(on bool) { s.locked(func() { s.revoked = on }) }

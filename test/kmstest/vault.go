@@ -154,7 +154,11 @@ func (s *Server) transit(r *http.Request, operation, name, sub string, body []by
 	case k == nil:
 		return nil, errNoKey
 	case operation == "decrypt":
-		return k.decrypt(in)
+		data, err := k.decrypt(in)
+		if err == nil && s.garbling {
+			data["plaintext"] = base64.StdEncoding.EncodeToString(make([]byte, 32))
+		}
+		return data, err
 	case operation == "rewrap":
 		data, err := k.decrypt(in)
 		if err != nil {
