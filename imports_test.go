@@ -159,7 +159,7 @@ var ours = map[string]string{
 	"test/alerts":   "",
 	"test/chaos":    "",
 	"test/audittest": "internal/audit internal/audit/chain internal/audit/entries internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/authz internal/dualsig " +
-		"internal/fault internal/objects internal/store internal/store/bolt internal/store/postgres test/pgtest test/storetest",
+		"internal/fault internal/frame internal/objects internal/store internal/store/bolt internal/store/postgres test/pgtest test/storetest",
 	"test/servertest": "internal/state api/openapi api/openapi/v2 internal/audit internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/authz internal/backup " +
 		"internal/compliance internal/compliance/assessor internal/compliance/report internal/custody internal/dualsig internal/fault " +
 		"internal/identity internal/keyring internal/kms internal/health internal/mail internal/objects internal/sealing " +

@@ -5,20 +5,30 @@ import (
 	"net/http"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/gin-gonic/gin"
 
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/health"
+	"github.com/latticekeep/latticekeep/server/gate"
 )
 
-// operations adds the operational endpoints of the process. reason gives the text of an error to those
+// operations are the operational endpoints of the process.
+type operations struct {
+	monitor *health.Monitor
+	metrics *metrics
+	version *gate.Version // writes answers
+	ending  atomic.Bool
+}
+
+// add adds the endpoints to routes. reason gives the text of an error to those
 // who may call them. The checks are for metrics, which are of the whole deployment.
-func (s *Server) operations(r gin.IRoutes, checked func(context.Context) health.Report, reason func(error) string, checks ...gin.HandlerFunc) {
-	r.GET("/healthz", s.health)
-	r.GET("/readyz", func(c *gin.Context) { s.ready(c, s.withEnding(checked(c.Request.Context())), reason) })
-	r.GET("/metrics", append(checks, gin.WrapH(s.metrics.handler()))...)
+func (o *operations) add(r gin.IRoutes, checked func(context.Context) health.Report, reason func(error) string, checks ...gin.HandlerFunc) {
+	r.GET("/healthz", o.health)
+	r.GET("/readyz", func(c *gin.Context) { o.ready(c, o.withEnding(checked(c.Request.Context())), reason) })
+	r.GET("/metrics", append(checks, gin.WrapH(o.metrics.handler()))...)
 }
 
 // operational reports whether a route is operational. The platform, not a user, calls these every
@@ -34,8 +44,8 @@ type answer struct {
 
 // health reports only that the process answers. It checks no dependency: a restart would not repair
 // a full disk.
-func (s *Server) health(c *gin.Context) {
-	s.v2.Write(c, http.StatusOK, answer{true, "ok"})
+func (o *operations) health(c *gin.Context) {
+	o.version.Write(c, http.StatusOK, answer{true, "ok"})
 }
 
 // readyTimeout bounds the time that a probe waits.
@@ -44,7 +54,7 @@ const readyTimeout = time.Second
 // ready reports whether this replica is to get requests: see package health. With the parameter
 // verbose it lists the checks as text. The operator is none of them: workloads read credentials while
 // their cluster's API server is down.
-func (s *Server) ready(c *gin.Context, report health.Report, reason func(error) string) {
+func (o *operations) ready(c *gin.Context, report health.Report, reason func(error) string) {
 	err := report.Ready()
 	if _, verbose := c.GetQuery("verbose"); verbose {
 		status := http.StatusOK
@@ -56,28 +66,28 @@ func (s *Server) ready(c *gin.Context, report health.Report, reason func(error) 
 		return
 	}
 	if err != nil {
-		s.v2.Refuse(c, fault.Outage(fault.ReasonOf(err), fault.Unavailable.Error(), err))
+		o.version.Refuse(c, fault.Outage(fault.ReasonOf(err), fault.Unavailable.Error(), err))
 		return
 	}
-	s.v2.Write(c, http.StatusOK, answer{true, "ok"})
+	o.version.Write(c, http.StatusOK, answer{true, "ok"})
 }
 
 var errEnding = fault.Outage(fault.ReasonEnding, "the server is shutting down", nil)
 
 // report is the outcome of all checks now.
-func (s *Server) report(ctx context.Context) health.Report { return s.withEnding(s.checked(ctx)) }
+func (o *operations) report(ctx context.Context) health.Report { return o.withEnding(o.checked(ctx)) }
 
 // checked runs the checks.
-func (s *Server) checked(ctx context.Context) health.Report {
+func (o *operations) checked(ctx context.Context) health.Report {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
-	return s.config.Health.Report(ctx)
+	return o.monitor.Report(ctx)
 }
 
 // withEnding adds a check to those of a report: a server that is ending has a fault of its own.
-func (s *Server) withEnding(report health.Report) health.Report {
+func (o *operations) withEnding(report health.Report) health.Report {
 	ending := health.Result{Check: health.Check{Name: "shutdown", Scope: health.Replica, Stops: health.Classes()}}
-	if s.ending.Load() {
+	if o.ending.Load() {
 		ending.Err = errEnding
 	}
 	report.Results = append(slices.Clip(report.Results), ending)

@@ -25,7 +25,6 @@ import (
 	"regexp"
 	"runtime/debug"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/gin-gonic/gin"
@@ -108,7 +107,7 @@ type Server struct {
 	metrics *metrics
 	gate    *gate.Gate
 	v1, v2  *gate.Version
-	ending  atomic.Bool
+	process operations
 }
 
 // These are the limits of a connection. A request must arrive completely within readTimeout, so
@@ -135,7 +134,8 @@ func New(config Config) (*Server, error) {
 		config.Now = time.Now
 	}
 	s := &Server{config: config, metrics: newMetrics(config.Version, config.Collectors, config.Gatherers)}
-	s.metrics.registry.MustRegister(healthCollector{s.report})
+	s.process.monitor, s.process.metrics = config.Health, s.metrics
+	s.metrics.registry.MustRegister(healthCollector{s.process.report})
 	origin, secure, err := origin(config.PublicURL)
 	if err != nil {
 		return nil, err
@@ -184,9 +184,10 @@ func New(config Config) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("making the server: %w", err)
 	}
+	s.process.version = s.v2
 	if !config.OperationsApart {
 		// This listener is public, so metrics take a key, and strangers cannot make checks run at will.
-		s.operations(s.engine, (&sharedReport{of: s.checked}).get, fault.Message, s.v2.Checks())
+		s.process.add(s.engine, (&sharedReport{of: s.process.checked}).get, fault.Message, s.v2.Checks())
 	}
 	return s, nil
 }
@@ -221,10 +222,10 @@ func origin(publicURL string) (origin string, secure bool, err error) {
 // answers such as backups, waits at most 30 s for the requests in flight, and returns nil. It
 // closes l. /readyz fails once ctx has ended.
 func (s *Server) Serve(ctx context.Context, l net.Listener) error {
-	s.report(ctx) // a shared fault from now on does not make this replica unready
+	s.process.report(ctx) // a shared fault from now on does not make this replica unready
 	h := s.listener(s.engine)
 	h.RegisterOnShutdown(s.gate.EndStreams)
-	h.RegisterOnShutdown(func() { s.ending.Store(true) })
+	h.RegisterOnShutdown(func() { s.process.ending.Store(true) })
 	return serve(ctx, h, l, drainTimeout, s.config.Logger)
 }
 
@@ -234,7 +235,7 @@ func (s *Server) ServeOperations(ctx context.Context, l net.Listener) error {
 	engine := gin.New()
 	engine.Use(s.observe, s.recover)
 	engine.NoRoute(func(c *gin.Context) { s.v2.Refuse(c, gate.Refusal(http.StatusNotFound, "there is no such endpoint")) })
-	s.operations(engine, s.checked, error.Error)
+	s.process.add(engine, s.process.checked, error.Error)
 	if s.config.Profiling {
 		profile(engine)
 	}

@@ -61,7 +61,7 @@ func (a *archive) retentionDays(ctx context.Context) (int, error) {
 	}
 	const day = 24 * time.Hour
 	keep := a.cutter.Keep
-	base, err := a.log.Chain.ArchivedTo(ctx, "")
+	base, err := a.log.ArchivedTo(ctx)
 	if err != nil {
 		return 0, err
 	}

@@ -47,7 +47,7 @@ func Log(log *writer.Log) prometheus.Collector {
 		if at, err := log.OldestTime(ctx); err == nil {
 			instant(to, oldest, at)
 		}
-		if n, err := log.Chain.StoredEntries(ctx); err == nil {
+		if n, err := log.StoredEntries(ctx); err == nil {
 			gauge(to, stored, float64(n))
 		}
 	}}

@@ -225,3 +225,32 @@ func (ch *Chain) VerifiedHead(ctx context.Context) (head audit.Head, err error) 
 	}
 	return head, nil
 }
+
+// StoredEntries returns the number of entries that are in the database and not in the archive. It
+// counts nothing: the tree says how many there are. Errors: audit.ErrDamagedLog, fault.Unavailable.
+func (ch *Chain) StoredEntries(ctx context.Context) (n int64, err error) {
+	err = ch.Store.View(ctx, func(r store.Reader) error {
+		head, err := audit.ReadHead(r)
+		if err != nil || head.Sequence == 0 {
+			return err
+		}
+		epochs, _, err := ch.AcceptedEpochs(r, head)
+		if err != nil {
+			return err
+		}
+		index, ok := audit.IndexOf(epochs, head.Sequence)
+		if !ok {
+			return audit.ErrDamagedLog
+		}
+		n = index + 1
+		base, err := ch.BaseOf(r)
+		if base != nil {
+			n -= base.Tree.Size
+		}
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("counting the entries in the database: %w", err)
+	}
+	return n, nil
+}

@@ -202,6 +202,14 @@ func (l *Log) Newest() uint64 {
 // [chain.Chain.OldestTime]).
 func (l *Log) OldestTime(ctx context.Context) (time.Time, error) { return l.Chain.OldestTime(ctx) }
 
+// StoredEntries returns the number of entries in the database (see [chain.Chain.StoredEntries]).
+func (l *Log) StoredEntries(ctx context.Context) (int64, error) { return l.Chain.StoredEntries(ctx) }
+
+// ArchivedTo returns the base of the archived entries without its lists (see [chain.Chain.ArchivedTo]).
+func (l *Log) ArchivedTo(ctx context.Context) (*audit.Base, error) {
+	return l.Chain.ArchivedTo(ctx, "")
+}
+
 // Spared reports whether a full disk lets an event of the log go on: reads and removals, and a few
 // denials of each principal. Rows that the service changes without an entry go on, too. It is for
 // the store (bolt.Options).
