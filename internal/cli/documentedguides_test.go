@@ -48,7 +48,7 @@ func (c *cluster) release(object string) {
 }
 
 // The backup that is restored is the one that the page has taken; the cluster has no kubelet.
-func followBackup(f *follower) {
+func followBackup(f *documented) {
 	bucket := f.path("bucket")
 	f.run("latticekeep backup keygen")
 	e, at := newEstate(f.T, "")
@@ -127,7 +127,7 @@ func awaitFile(t *testing.T, form string) string {
 }
 
 // The embedded store moves to a PostgreSQL that asks for a password.
-func followPostgres(f *follower) {
+func followPostgres(f *documented) {
 	e, at := newEstate(f.T, "")
 	server := pgtest.Shared(f.T)
 	plain := withoutPassword(f.T, server.URL(), f.path("password"))
@@ -156,7 +156,7 @@ func followPostgres(f *follower) {
 }
 
 // A deployment wraps its keys anew, and moves to another key file.
-func followKMS(f *follower) {
+func followKMS(f *documented) {
 	f.pass("gcloud iam roles create", "there is no Google Cloud here; test/kmstest stands for it elsewhere")
 	f.pass("gcloud kms keys add-iam-policy-binding", "there is no Google Cloud here")
 	c := newCustodian(f.T, 2)
@@ -184,7 +184,7 @@ func followKMS(f *follower) {
 }
 
 // Somebody has put back a database, whose loss is accepted.
-func followAnchors(f *follower) {
+func followAnchors(f *documented) {
 	anchors := "file://" + f.path("anchors")
 	e, at := newEstate(f.T, fmt.Sprintf("audit: {anchor: {bucket: %q}}\n", anchors))
 	url, end := e.serve(at)
@@ -214,7 +214,7 @@ func followAnchors(f *follower) {
 }
 
 // Somebody has removed a row, and put back another.
-func followVerification(f *follower) {
+func followVerification(f *documented) {
 	d := newDamaged(f.T)
 	other, at := newEstate(f.T, "")
 	to := pgtest.Shared(f.T).URL()
@@ -263,7 +263,7 @@ func followVerification(f *follower) {
 }
 
 // A cluster has objects of the earlier version of the API.
-func followUpgrade(f *follower) {
+func followUpgrade(f *documented) {
 	c := f.cluster()
 	root, err := filepath.Abs("../..")
 	must(f.T, err)

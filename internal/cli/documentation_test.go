@@ -16,7 +16,7 @@ import (
 
 // followed says how a test follows each page: it runs the commands in their order, while that is so
 // which the page is about.
-var followed = map[string]func(*follower){
+var followed = map[string]func(*documented){
 	"docs/guides/anchors.md":        followAnchors,
 	"docs/guides/backup.md":         followBackup,
 	"docs/guides/kms.md":            followKMS,
@@ -45,7 +45,7 @@ func TestTheDocumentationIsFollowed(t *testing.T) {
 	}
 	var shared *cluster
 	for _, page := range slices.Sorted(maps.Keys(pages)) {
-		f := &follower{page: page, left: commandsOf(readText(t, "../../"+page)), shared: &shared, parent: t}
+		f := &documented{page: page, left: commandsOf(readText(t, "../../"+page)), shared: &shared, parent: t}
 		follow, there := followed[page]
 		switch {
 		case !there && len(f.left) > 0:
@@ -65,8 +65,8 @@ func TestTheDocumentationIsFollowed(t *testing.T) {
 	}
 }
 
-// follower follows the commands of a page of the documentation, as somebody does who reads it.
-type follower struct {
+// documented follows the commands of a page of the documentation, as somebody does who reads it.
+type documented struct {
 	*testing.T
 	page  string
 	left  []string // commands that were not followed yet
@@ -109,15 +109,15 @@ func commandsOf(text string) (all []string) {
 }
 
 // bind says what something stands for that the page writes.
-func (f *follower) bind(written, here string) { f.bound = append(f.bound, written, here) }
+func (f *documented) bind(written, here string) { f.bound = append(f.bound, written, here) }
 
 // set sets a variable that the page uses, or that its reader has set.
-func (f *follower) set(name, value string) { f.env = append(f.env, name+"="+value) }
+func (f *documented) set(name, value string) { f.env = append(f.env, name+"="+value) }
 
-func (f *follower) path(name string) string { return filepath.Join(f.dir, name) }
+func (f *documented) path(name string) string { return filepath.Join(f.dir, name) }
 
 // next returns the next command, which begins so.
-func (f *follower) next(begin string) string {
+func (f *documented) next(begin string) string {
 	f.Helper()
 	if len(f.left) == 0 || !strings.HasPrefix(f.left[0], begin) {
 		f.Fatalf("%s goes on with %q, and this test with %q", f.page, append(f.left, "nothing")[0], begin)
@@ -128,7 +128,7 @@ func (f *follower) next(begin string) string {
 }
 
 // try runs the next command. more are further bindings.
-func (f *follower) try(begin string, more ...string) (string, error) {
+func (f *documented) try(begin string, more ...string) (string, error) {
 	f.Helper()
 	script := strings.NewReplacer(append(more, f.bound...)...).Replace(f.next(begin))
 	cmd := exec.CommandContext(f.Context(), "bash", "-euo", "pipefail", "-c", script)
@@ -138,13 +138,13 @@ func (f *follower) try(begin string, more ...string) (string, error) {
 }
 
 // run runs the next command, which must succeed, and whose output must have these parts.
-func (f *follower) run(begin string, parts ...string) string {
+func (f *documented) run(begin string, parts ...string) string {
 	f.Helper()
 	return f.runAs(begin, nil, parts...)
 }
 
 // runAs is run with further bindings.
-func (f *follower) runAs(begin string, more []string, parts ...string) string {
+func (f *documented) runAs(begin string, more []string, parts ...string) string {
 	f.Helper()
 	said, err := f.try(begin, more...)
 	if err != nil {
@@ -159,7 +159,7 @@ func (f *follower) runAs(begin string, more []string, parts ...string) string {
 }
 
 // fails runs the next command, which must find something wrong and say it.
-func (f *follower) fails(begin string, parts ...string) {
+func (f *documented) fails(begin string, parts ...string) {
 	f.Helper()
 	said, err := f.try(begin)
 	if err == nil {
@@ -173,14 +173,14 @@ func (f *follower) fails(begin string, parts ...string) {
 }
 
 // pass passes over the next command, for a reason.
-func (f *follower) pass(begin, reason string) {
+func (f *documented) pass(begin, reason string) {
 	f.Helper()
 	f.Logf("not followed: %s: %s", f.next(begin), reason)
 }
 
 // onNode passes over the next command, since it needs a kubelet. The run on a real node follows it in
 // the given form, which is in its transcript.
-func (f *follower) onNode(begin, form string) {
+func (f *documented) onNode(begin, form string) {
 	f.Helper()
 	command := f.next(begin)
 	if !strings.Contains(readText(f.T, "../../docs/e2e.md"), "\n$ "+form) {
@@ -189,7 +189,7 @@ func (f *follower) onNode(begin, form string) {
 }
 
 // cluster returns a cluster whose commands need no configuration.
-func (f *follower) cluster() *cluster {
+func (f *documented) cluster() *cluster {
 	f.Helper()
 	if *f.shared == nil {
 		c := &cluster{t: f.parent, plane: kubetest.ForTest(f.parent)}
@@ -205,7 +205,7 @@ func (f *follower) cluster() *cluster {
 const namespace = "latticekeep-system"
 
 // at says where the server of an estate is, with its fingerprints and its system key in a file.
-func (f *follower) at(url string, e *estate) {
+func (f *documented) at(url string, e *estate) {
 	f.Helper()
 	f.set("BASE", url)
 	f.set("LATTICEKEEP_URL", url)

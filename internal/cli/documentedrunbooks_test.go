@@ -13,7 +13,7 @@ import (
 	"github.com/latticekeep/latticekeep/test/machine"
 )
 
-func followRunbooks(f *follower) {
+func followRunbooks(f *documented) {
 	f.cluster()
 	f.run("kubectl -n latticekeep-system get pods")
 	f.pass("kubectl -n latticekeep-system logs latticekeep-0", "only a kubelet has logs")
@@ -21,7 +21,7 @@ func followRunbooks(f *follower) {
 }
 
 // The certificate is cert-manager's, whose type is all that is here of it.
-func followCertificates(f *follower) {
+func followCertificates(f *documented) {
 	c := f.cluster()
 	c.kubectl(`{"apiVersion":"apiextensions.k8s.io/v1","kind":"CustomResourceDefinition","metadata":{"name":"certificates.cert-manager.io"},
 "spec":{"group":"cert-manager.io","scope":"Namespaced","names":{"kind":"Certificate","plural":"certificates","singular":"certificate"},
@@ -33,7 +33,7 @@ func followCertificates(f *follower) {
 }
 
 // The volume fills, and the server starts again after its file system was repaired.
-func followDatabase(f *follower) {
+func followDatabase(f *documented) {
 	e, at := newEstate(f.T, "")
 	url, end := e.serve(at)
 	f.at(url, e)
@@ -51,7 +51,7 @@ func followDatabase(f *follower) {
 }
 
 // An object cannot be opened, and somebody changes the Secret of another.
-func followObjects(f *follower) {
+func followObjects(f *documented) {
 	c := f.cluster()
 	server, stderr := startOperator(f.T, c.plane.Kubeconfig)
 	defer server.end()
@@ -84,7 +84,7 @@ func awaitOutput(t *testing.T, want string, print func() string) {
 }
 
 // The token of this replica is wrong.
-func followServer(f *follower) {
+func followServer(f *documented) {
 	f.cluster()
 	f.run("kubectl -n latticekeep-system get pods -o wide")
 	service, err := kmstest.NewVault()
