@@ -20,7 +20,7 @@ const gcPercent = 400
 
 // forFiles is the part of a small limit that is left to pages of files. Without the most used ones of
 // the program and of the database in memory, the process would mostly wait for the disk.
-const forFiles = 40 << 20
+const forFiles = 48 << 20
 
 // Tune lets the heap grow further before a collection, but collects sooner near the memory limit of
 // the process. A fifth of the limit is left to pages of files, or more if that is little. The

@@ -3,6 +3,7 @@ package memory_test
 import (
 	"encoding/json"
 	"os"
+	"runtime/debug"
 	"strings"
 	"testing"
 
@@ -35,6 +36,18 @@ func TestAnObjectTakesTheMemoryThatTheFormulaSays(t *testing.T) {
 		return all
 	})
 	machine.CheckHeap(t, objects, took, memory.Deployment{Objects: objects}.Need()-memory.Deployment{}.Need())
+}
+
+func TestAShareFitsToTheLimit(t *testing.T) {
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(100 << 20))
+	for _, c := range []struct {
+		part, each int64
+		most, want int
+	}{{4, 19 << 20, 8, 1}, {4, 10 << 20, 8, 2}, {4, 1 << 20, 8, 8}, {4, 1 << 30, 8, 1}, {4, 1, 0, 1}} {
+		if got := memory.Share(c.part, c.each, c.most); got != c.want {
+			t.Errorf("%+v: %d", c, got)
+		}
+	}
 }
 
 // The chart's default limit serves what its comment says.

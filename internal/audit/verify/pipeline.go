@@ -192,16 +192,19 @@ func (v *Verifier) start(b *stretch, view func(func(store.Reader) error) error) 
 	}()
 }
 
-// examine checks everything that each entry determines by itself. It does not copy the rows, so all
-// of it happens in the snapshot that they are read from.
+// examine checks everything that each entry determines by itself. The signatures, which take most of
+// the time, are checked after the snapshot that the rows are read from: on a busy machine it would
+// take longer than a View may.
 func (v *Verifier) examine(b *stretch, view func(func(store.Reader) error) error) error {
 	if b.rows == nil {
 		for i := range b.items {
-			v.examineItem(&b.items[i])
+			it := &b.items[i]
+			it.parse()
+			v.examineItem(it)
 		}
 		return nil
 	}
-	return view(func(r store.Reader) error {
+	err := view(func(r store.Reader) error {
 		err := entries.Scan(r, *b.rows, func(key, value []byte) bool {
 			b.items = append(b.items, Item{key: key, row: value})
 			return true
@@ -220,7 +223,7 @@ func (v *Verifier) examine(b *stretch, view func(func(store.Reader) error) error
 			if err != nil {
 				return err
 			}
-			v.examineItem(it)
+			it.parse()
 			if it.bad == nil && v.compareRows != nil {
 				err = v.compareRows(r, it)
 			}
@@ -228,28 +231,36 @@ func (v *Verifier) examine(b *stretch, view func(func(store.Reader) error) error
 		}
 		return err
 	})
+	if err != nil {
+		return err
+	}
+	for i := range b.items {
+		v.examineItem(&b.items[i])
+	}
+	return nil
 }
 
+// examineItem checks the signature of a parsed entry if the key is known, and encodes the entry.
 func (v *Verifier) examineItem(it *Item) {
-	if it.parse(); it.bad != nil {
+	if it.bad != nil {
 		return
 	}
-	if key := v.key.Load(); key != nil {
+	key := v.key.Load()
+	if key != nil {
 		it.judged, it.sound = true, v.signatureHolds(it, key)
 	}
 	if v.Encode {
 		it.JSON, it.bad = it.SignedEntry().JSON()
 	}
+	if key != nil {
+		it.Signature, it.Proof.Path = nil, nil // most of what the entry takes
+	}
 }
 
-// leaveRow drops references to the store's memory, and sets misplaced. It copies the signature if
-// that still has to be checked.
+// leaveRow drops references to the store's memory, copies the signature, and sets misplaced.
 func (it *Item) leaveRow() {
-	if it.misplaced = it.bad == nil && string(it.key) != string(audit.EntryKey(it.Entry.Sequence)); it.bad == nil && !it.judged {
-		it.Signature, it.Proof.Path = bytes.Clone(it.Signature), bytes.Clone(it.Proof.Path)
-	} else {
-		it.Signature, it.Proof.Path = nil, nil
-	}
+	it.misplaced = it.bad == nil && string(it.key) != string(audit.EntryKey(it.Entry.Sequence))
+	it.Signature, it.Proof.Path = bytes.Clone(it.Signature), bytes.Clone(it.Proof.Path)
 	it.key, it.row, it.batch = nil, nil, nil
 }
 
