@@ -35,7 +35,7 @@ func Command() *cobra.Command {
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.AddCommand(newServerCommand(), seal.NewSealCommand(), seal.NewResealCommand(), seal.NewImportCommand(), seal.NewValidateCommand(), auditlog.NewCommand(),
-		admin.NewSealingKeyCommand(), admin.NewKMSCommand(), admin.NewTenantCommand(), admin.NewAPIKeyCommand(), admin.NewUserCommand(), transfer.NewBackupCommand(), transfer.NewRestoreCommand(), transfer.NewMigrateCommand(), newVersionCommand())
+		admin.NewSealingKeyCommand(), admin.NewKMSCommand(), admin.NewTenantCommand(), admin.NewAPIKeyCommand(), admin.NewUserCommand(), transfer.NewBackupCommand(), transfer.NewRestoreCommand(), transfer.NewMigrateCommand(), transfer.NewCompactCommand(), newVersionCommand())
 	root.AddCommand(newWebhookCommand(), newCRDCommand(), newUninstallCommand(), score.NewCommand(), auditlog.NewDoctorCommand())
 	command.Strict(root)
 	// A group's own line says COMMAND already.

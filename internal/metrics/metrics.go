@@ -215,7 +215,9 @@ func Database(db store.Database) prometheus.Collector {
 	free := desc("latticekeep_store_free_bytes", "Part of the database file that the next commits use before it grows. Absent for PostgreSQL.")
 	reserve := desc("latticekeep_store_reserve_bytes", "Remaining bytes of the reserve in the database file, from which reads and removals are served on a full disk. Absent for PostgreSQL.")
 	reserved := desc("latticekeep_store_reserved", "1 while the disk is full and changes are refused, otherwise 0. Absent for PostgreSQL.")
-	return scraped{[]*prometheus.Desc{size, free, reserve, reserved}, func(ctx context.Context, to chan<- prometheus.Metric) {
+	returned := desc("latticekeep_store_compaction_returned_bytes_total", "Bytes that compactions of the database gave back to the file system. Absent for PostgreSQL.")
+	compacted := desc("latticekeep_store_compaction_last_timestamp_seconds", "When the last compaction ended, in Unix time. Absent until there was one, and for PostgreSQL.")
+	return scraped{[]*prometheus.Desc{size, free, reserve, reserved, returned, compacted}, func(ctx context.Context, to chan<- prometheus.Metric) {
 		u, err := db.Usage(ctx)
 		if err != nil {
 			return
@@ -225,6 +227,8 @@ func Database(db store.Database) prometheus.Collector {
 			gauge(to, free, float64(u.Free))
 			gauge(to, reserve, float64(u.Reserve))
 			gauge(to, reserved, flag(u.Reserved))
+			counter(to, returned, float64(u.Returned))
+			instant(to, compacted, u.Compacted)
 		}
 	}}
 }

@@ -95,6 +95,9 @@ type Usage struct {
 
 	Reserve  int64 // what is left of the reserve for reads and removals on a full disk; 0: there is none
 	Reserved bool  // the disk is full, and changes are refused
+
+	Returned  int64     // bytes that compactions of this process gave back to the file system
+	Compacted time.Time // when the last one ended; zero: none yet
 }
 
 // MaxKeySize is the length of the longest key in bytes.

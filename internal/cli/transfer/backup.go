@@ -1,4 +1,5 @@
-// Package transfer provides the commands that move a whole deployment: backup, restore and migrate.
+// Package transfer provides the commands that write a whole database: backup, restore, migrate and
+// compact.
 package transfer
 
 import (

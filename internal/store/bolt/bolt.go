@@ -9,8 +9,8 @@
 // synced, and starts as soon as the sync returns.
 //
 // The parts own their state: queue the waiting requests, views the file in use and the Views that
-// read it, scrubber what has to be wiped, followers what a copy has to read again and what was not shipped, and writer the
-// file itself.
+// read it, scrubber what has to be wiped, followers what copies have to read again and what was not
+// shipped, compactor the next file, and writer the file itself.
 //
 // # Invariants
 //
@@ -53,6 +53,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/store/bolt/pages"
 	"github.com/latticekeep/latticekeep/internal/store/format"
 )
 
@@ -77,6 +78,8 @@ type Options struct {
 	// block. pace makes the scrubs faster.
 	fault func(step string, do func() error) error
 	pace  pace
+	// upkeep makes compactions more frequent.
+	upkeep upkeep
 }
 
 // Store is a [store.Store] in a bbolt file. Each of its parts owns its state and its lock, and none
@@ -89,6 +92,7 @@ type Store struct {
 	scrubber  *scrubber
 	followers *followers
 	writer    *writer
+	compactor *compactor
 }
 
 var _ store.Store = (*Store)(nil)
@@ -120,21 +124,23 @@ func Open(path string, o Options) (*Store, error) {
 	wake := make(chan struct{}, 1)
 	s := &Store{
 		opts: o, disk: d,
-		queue:    &queue{now: o.Now, wake: wake},
+		queue:    &queue{now: o.Now, wake: wake, turns: make(chan func())},
 		views:    &views{file: f, left: make(chan struct{}, 1), wake: wake},
 		scrubber: &scrubber{pace: o.pace, disk: d, logger: o.Logger},
 	}
 	s.followers = &followers{opts: &s.opts, journal: &journal{bound: o.Journal, full: make(chan struct{}, 1)}}
 	s.writer = &writer{
 		path: path, opts: &s.opts, disk: d, queue: s.queue, views: s.views, scrubber: s.scrubber,
-		reserve: newReserve(path, o), followers: s.followers, last: f, stopped: make(chan struct{}),
+		reserve: newReserve(f, o), followers: s.followers, last: f, stopped: make(chan struct{}),
 	}
+	s.compactor = newCompactor(s, o.upkeep)
 	if !o.ReadOnly {
 		s.writer.proved.Store(o.Now().UnixNano()) // the file has just been written
 		// An earlier process may not have wiped what it freed, and its failed commits may have left
 		// bytes in the tail of the file.
 		s.scrubber.suspect()
 		go s.writer.write()
+		s.compactor.start()
 		poke(wake)
 	}
 	return s, nil
@@ -149,7 +155,7 @@ func (s *Store) View(ctx context.Context, fn func(store.Reader) error) error {
 	if err != nil {
 		return err
 	}
-	defer s.views.leave(epoch)
+	defer s.views.leave(f, epoch)
 
 	tx, data, err := f.begin(false)
 	if err != nil {
@@ -233,13 +239,16 @@ func (s *Store) Usage(context.Context) (store.Usage, error) {
 	if err != nil {
 		return store.Usage{}, err
 	}
-	defer s.views.leave(epoch)
-	usage, err := f.usage()
+	defer s.views.leave(f, epoch)
+	l, err := pages.LayoutOf(f.File)
 	if err != nil {
 		return store.Usage{}, unavailable(fmt.Errorf("reading the size of the database: %w", err))
 	}
-	usage.Reserve, usage.Reserved = s.writer.reserve.left.Load(), s.writer.reserve.low.Load()
-	return usage, nil
+	return store.Usage{
+		Size: l.Size(), Free: l.Free + l.Tail,
+		Reserve: s.writer.reserve.left.Load(), Reserved: s.writer.reserve.low.Load(),
+		Returned: s.compactor.returned.Load(), Compacted: s.compactor.last(),
+	}, nil
 }
 
 // Commits returns the number of physical commits since Open.
@@ -248,6 +257,7 @@ func (s *Store) Commits() uint64 { return s.writer.commits.Load() }
 // Close implements [store.Store]. It wipes deleted rows before it closes the file. If the disk
 // hangs, Close hangs too.
 func (s *Store) Close() error {
+	s.compactor.stop()
 	first := s.views.close()
 	switch {
 	case first && s.opts.ReadOnly:

@@ -27,12 +27,13 @@ type changedKeys struct {
 	mu   sync.Mutex
 	keys map[string]struct{}
 	size int
+	gone bool // some of the keys were deleted
 	lost bool // the keys exceeded noteBytes and were dropped
 }
 
 func newChangedKeys() *changedKeys { return &changedKeys{keys: make(map[string]struct{})} }
 
-// note adds the keys of log; the writer calls it before a commit.
+// note adds the keys of log.
 func (c *changedKeys) note(log []change) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -44,6 +45,7 @@ func (c *changedKeys) note(log []change) {
 			c.keys[string(change.key)] = struct{}{}
 			c.size += len(change.key) + noteSize
 		}
+		c.gone = c.gone || change.deleted
 	}
 	if c.size > noteBytes {
 		c.keys, c.size, c.lost = nil, 0, true
@@ -55,6 +57,13 @@ func (c *changedKeys) bytes() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.size
+}
+
+// deleted reports whether some of the keys were deleted.
+func (c *changedKeys) deleted() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.gone
 }
 
 // list returns the keys in order. lost reports that there are others, which were dropped.
@@ -69,7 +78,7 @@ func (c *changedKeys) take() (keys []string, lost bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	keys, lost = slices.Sorted(maps.Keys(c.keys)), c.lost
-	c.keys, c.size = make(map[string]struct{}), 0
+	c.keys, c.size, c.gone = make(map[string]struct{}), 0, false
 	return keys, lost
 }
 
@@ -180,9 +189,21 @@ func numberKey(n uint64) []byte { return binary.BigEndian.AppendUint64(nil, n) }
 // followers learn what each commit changes.
 type followers struct {
 	opts    *Options
-	copying atomic.Pointer[changedKeys] // keys that the running copy has yet to read; nil when no copy is running
 	journal *journal
+
+	// Keys that a running copy or compaction has yet to read; nil when none is running.
+	copying, compacting atomic.Pointer[changedKeys]
+
 	shipped atomic.Pointer[shipped] // up to where the log of commits was shipped; nil until [Store.Shipped]
+}
+
+// noteKeys tells what copies the keys that a commit changes. It runs before the commit.
+func (f *followers) noteKeys(log []change) {
+	for _, by := range []*atomic.Pointer[changedKeys]{&f.copying, &f.compacting} {
+		if c := by.Load(); c != nil {
+			c.note(log)
+		}
+	}
 }
 
 // note lists the keys that t changes, and makes a record when the journal wants one. It runs before

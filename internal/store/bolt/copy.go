@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/fault"
@@ -49,10 +50,10 @@ var errBehind = fault.New(fault.Unavailable,
 // 64 rounds.
 func (s *Store) Copy(ctx context.Context, emit func(key, value []byte) error) error {
 	c := newChangedKeys()
-	if err := s.follow(ctx, c); err != nil {
+	if err := s.follow(ctx, &s.followers.copying, c); err != nil {
 		return err
 	}
-	defer s.unfollow(c)
+	defer s.followers.copying.CompareAndSwap(c, nil)
 	if err := s.copyRows(ctx, c, emit); err != nil {
 		return err
 	}
@@ -73,25 +74,33 @@ func (s *Store) Copy(ctx context.Context, emit func(key, value []byte) error) er
 
 // copyRows passes on every row, each as some View found it.
 func (s *Store) copyRows(ctx context.Context, c *changedKeys, emit func(key, value []byte) error) error {
+	return s.pages(ctx, func(p page, _ store.Range) error {
+		err := p.emit(ctx, emit)
+		if err == nil && c.bytes() > noteBytes/2 {
+			err = s.catchUp(ctx, c, emit)
+		}
+		return err
+	})
+}
+
+// pages passes all rows to visit in pages, each with the range that one View found them in.
+func (s *Store) pages(ctx context.Context, visit func(page, store.Range) error) error {
 	for rest, more := (store.Range{}), true; more; {
 		var p page
 		err := s.read(ctx, func(r store.Reader) error {
-			p = s.newPage()
+			p = newPage(s.opts.Now)
 			return r.Scan(rest, p.add)
 		})
 		if err != nil {
 			return err
 		}
-		if err := p.emit(ctx, emit); err != nil {
-			return err
-		}
+		found := rest
 		if more = p.full(); more {
 			rest.From = append(slices.Clone(p.rows[len(p.rows)-1].key), 0)
+			found.To = rest.From
 		}
-		if c.bytes() > noteBytes/2 {
-			if err := s.catchUp(ctx, c, emit); err != nil {
-				return err
-			}
+		if err := visit(p, found); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -111,7 +120,7 @@ func (s *Store) catchUp(ctx context.Context, c *changedKeys, emit func(key, valu
 	for len(keys) > 0 {
 		var p page
 		err := s.read(ctx, func(r store.Reader) error {
-			p = s.newPage()
+			p = newPage(s.opts.Now)
 			return p.get(r, keys, p.full)
 		})
 		if err != nil {
@@ -132,7 +141,7 @@ func (s *Store) lastPage(ctx context.Context, c *changedKeys) (p page, whole boo
 		if lost {
 			return errBehind
 		}
-		p = s.newPage()
+		p = newPage(s.opts.Now)
 		err := p.get(r, keys, func() bool { return p.bytes >= lastBytes || p.late() })
 		whole = len(p.rows) == len(keys)
 		return err
@@ -148,7 +157,7 @@ type page struct {
 	end   time.Time
 }
 
-func (s *Store) newPage() page { return page{now: s.opts.Now, end: s.opts.Now().Add(pageTime)} }
+func newPage(now func() time.Time) page { return page{now: now, end: now().Add(pageTime)} }
 
 type row struct{ key, value []byte }
 
@@ -191,12 +200,13 @@ func (p *page) emit(ctx context.Context, emit func(key, value []byte) error) err
 	return nil
 }
 
-// follow makes the writer note the keys that it changes from now on.
-func (s *Store) follow(ctx context.Context, c *changedKeys) error {
+// follow makes the writer note in c the keys that it changes from now on, until the caller takes c
+// out of by.
+func (s *Store) follow(ctx context.Context, by *atomic.Pointer[changedKeys], c *changedKeys) error {
 	taken := false
-	err := s.between(ctx, func() { taken = !s.followers.copying.CompareAndSwap(nil, c) })
+	err := s.between(ctx, func() { taken = !by.CompareAndSwap(nil, c) })
 	if err != nil {
-		s.unfollow(c) // between may have run do before Update returned the error
+		by.CompareAndSwap(c, nil) // between may have run do before Update returned the error
 		return err
 	}
 	if taken {
@@ -204,8 +214,6 @@ func (s *Store) follow(ctx context.Context, c *changedKeys) error {
 	}
 	return nil
 }
-
-func (s *Store) unfollow(c *changedKeys) { s.followers.copying.CompareAndSwap(c, nil) }
 
 // between calls do while no commit is in progress, because an Update runs only after the previous
 // commit is settled. If the file is out of use, the writer reopens it first.

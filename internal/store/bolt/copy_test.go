@@ -158,8 +158,8 @@ func TestACopyIsTheStateOfOneCommit(t *testing.T) {
 	}
 }
 
-// pages fills s with two pages of rows, and "z" on the second.
-func pages(t *testing.T, s *Store) {
+// putPages fills s with two pages of rows, and "z" on the second.
+func putPages(t *testing.T, s *Store) {
 	t.Helper()
 	must(t, s.Update(t.Context(), func(tx store.Tx) error {
 		for i := range pageRows {
@@ -182,7 +182,7 @@ func TestACopySeesACommitThatIsNotAnsweredYet(t *testing.T) {
 		}
 		return err
 	}})
-	pages(t, s)
+	putPages(t, s)
 	done := make(chan error, 1)
 	got := copied{}
 	must(t, s.Copy(t.Context(), func(key, value []byte) error {
@@ -222,7 +222,7 @@ func TestACopyWaitsWhileTheFileIsOpenedAgain(t *testing.T) {
 		}
 		return f.step(step, do)
 	}})
-	pages(t, s)
+	putPages(t, s)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	got := copied{}
@@ -257,7 +257,7 @@ func TestACopyTakesNotesBetweenCommits(t *testing.T) {
 		}
 		return do()
 	}})
-	pages(t, s)
+	putPages(t, s)
 	done := make(chan error, 1)
 	got, first := copied{}, true
 	must(t, s.Copy(t.Context(), func(key, value []byte) error {

@@ -8,9 +8,10 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/durable"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store/bolt/pages"
 )
 
-const damaged = "the database file is damaged: restore a backup"
+const damaged = pages.Damaged
 
 // guard runs calls to bbolt, and nothing else, and turns their panics into errors. bbolt asserts
 // what it finds in pages, and the memory map faults where the file cannot be read.

@@ -1,11 +1,8 @@
 package bolt
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/fnv"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -18,7 +15,7 @@ import (
 	berrors "go.etcd.io/bbolt/errors"
 
 	"github.com/latticekeep/latticekeep/internal/fault"
-	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/store/bolt/pages"
 )
 
 // The names of the buckets carry the version of the layout. The bucket of the commit id is so small
@@ -51,6 +48,8 @@ type file struct {
 	// caller at a time, so that no caller waits for such a lock for ever.
 	beginning sync.Mutex
 	wedged    atomic.Bool
+
+	readers sync.WaitGroup // Views that have entered
 }
 
 // begin starts a transaction and returns it with the bucket of the data.
@@ -173,6 +172,19 @@ func create(path string, d *disk) error {
 	return nil
 }
 
+// syncFolder makes the name of the file at path durable.
+func syncFolder(path string, d *disk) error {
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return fmt.Errorf("opening data directory: %w", err)
+	}
+	defer dir.Close()
+	if err := d.durably("sync folder", dir.Sync); err != nil {
+		return fmt.Errorf("syncing data directory: %w", err)
+	}
+	return nil
+}
+
 // initialise writes an empty database and syncs it.
 func initialise(path string) error {
 	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: lockTimeout})
@@ -211,7 +223,7 @@ func openFile(path string, readOnly bool, d *disk) (*file, error) {
 				if f.File, err = os.OpenFile(name, flag, mode); err != nil {
 					return nil, err
 				}
-				if _, err := newestMeta(f.File); err != nil {
+				if _, err := pages.NewestMeta(f.File); err != nil {
 					return nil, err
 				}
 				return f.File, nil
@@ -220,7 +232,7 @@ func openFile(path string, readOnly bool, d *disk) (*file, error) {
 		return err
 	})
 	if err == nil {
-		err = f.prepare(readOnly, d)
+		err = f.prepare(path, readOnly, d)
 	}
 	if err == nil {
 		return f, nil
@@ -239,11 +251,15 @@ func openFile(path string, readOnly bool, d *disk) (*file, error) {
 	return nil, unavailable(err)
 }
 
-// prepare checks that the file is a database of this product, and settles it.
-func (f *file) prepare(readOnly bool, d *disk) error {
+// prepare checks that the file is a database of this product and still the one at path, and settles
+// it.
+func (f *file) prepare(path string, readOnly bool, d *disk) error {
+	if !f.isAt(path) { // a compaction replaced it while this process waited for the lock
+		return errors.Join(berrors.ErrTimeout, f.close())
+	}
 	err := f.view(func(tx *bbolt.Tx) error {
 		if tx.Bucket([]byte(bucketData)) == nil || tx.Bucket([]byte(bucketCommit)) == nil {
-			return fault.New(fault.Invalid, foreign)
+			return fault.New(fault.Invalid, pages.Foreign)
 		}
 		return nil
 	})
@@ -256,159 +272,26 @@ func (f *file) prepare(readOnly bool, d *disk) error {
 	return nil
 }
 
+// isAt reports whether path is a name of the file.
+func (f *file) isAt(path string) bool {
+	mine, err := f.Stat()
+	if err != nil {
+		return false
+	}
+	named, err := os.Stat(path)
+	return err == nil && os.SameFile(mine, named)
+}
+
 func (f *file) settle() error {
-	m, err := newestMeta(f.File)
+	m, err := pages.NewestMeta(f.File)
 	if err != nil {
 		return err
 	}
-	if _, err := f.WriteAt(m.raw, m.offset); err != nil {
+	if _, err := f.WriteAt(m.Raw, m.Offset); err != nil {
 		return fmt.Errorf("settling the database: %w", err)
 	}
 	if err := f.Sync(); err != nil {
 		return fmt.Errorf("settling the database: %w", err)
 	}
 	return nil
-}
-
-const (
-	foreign   = "the file is not a latticekeep database: choose another data directory or restore a backup"
-	truncated = "the database file is truncated: restore a backup"
-)
-
-// meta is a meta page of bbolt's file format, version 2. A page header of 16 bytes is followed by
-// magic, version, page size and flags (4 bytes each), then root page, sequence, freelist page,
-// number of pages, transaction and an FNV-1a checksum of all these (8 bytes each), in the byte
-// order of the machine.
-type meta struct {
-	offset   int64 // position of raw in the file
-	raw      []byte
-	pageSize int64
-	freelist uint64 // page
-	high     uint64 // first page after those in use
-	txid     uint64
-}
-
-const (
-	pageHeader = 16
-	metaSize   = 64
-	metaMagic  = 0xED0CDAED
-	noFreelist = 1<<64 - 1
-)
-
-// newestMeta returns the meta page that a fresh start would use. Its error names the remedy when
-// there is none or when the file is shorter than the meta page says.
-func newestMeta(f *os.File) (meta, error) {
-	info, err := f.Stat()
-	if err != nil {
-		return meta{}, fmt.Errorf("reading file size: %w", err)
-	}
-	if info.Size() == 0 {
-		return meta{}, fault.New(fault.Internal, truncated)
-	}
-	newest, ok := readMeta(f, 0, 0)
-	for size := int64(1 << 10); size <= 1<<16; size <<= 1 {
-		if ok && size != newest.pageSize {
-			continue // the first page says where the second one is
-		}
-		if m, valid := readMeta(f, size, size); valid && (!ok || m.txid > newest.txid) {
-			newest, ok = m, true
-			break
-		}
-	}
-	switch {
-	case !ok:
-		return meta{}, fault.Wrap(fault.Invalid, foreign, errors.New("neither meta page is valid"))
-	case newest.freelist == noFreelist: // our files always have one; bbolt would now write it
-		return meta{}, fault.Wrap(fault.Invalid, foreign, errors.New("the freelist is not in the file"))
-	case newest.high > uint64(info.Size()/newest.pageSize):
-		return meta{}, fault.Wrap(fault.Internal, truncated, fmt.Errorf("%d bytes, %d pages of %d expected", info.Size(), newest.high, newest.pageSize))
-	}
-	return newest, nil
-}
-
-// readMeta reads the meta page at offset; pageSize is 0 while it is unknown.
-func readMeta(f io.ReaderAt, offset, pageSize int64) (m meta, valid bool) {
-	m.raw = make([]byte, metaSize)
-	m.offset = offset + pageHeader
-	if _, err := f.ReadAt(m.raw, m.offset); err != nil {
-		return m, false
-	}
-	u32, u64, b := binary.NativeEndian.Uint32, binary.NativeEndian.Uint64, m.raw
-	sum := fnv.New64a()
-	sum.Write(b[:metaSize-8])
-	if u32(b) != metaMagic || u32(b[4:]) != 2 || u64(b[56:]) != sum.Sum64() {
-		return m, false
-	}
-	m.pageSize = int64(u32(b[8:]))
-	m.freelist, m.high, m.txid = u64(b[32:]), u64(b[40:]), u64(b[48:])
-	return m, m.pageSize >= 1<<10 && m.pageSize <= 1<<16 && m.pageSize&(m.pageSize-1) == 0 &&
-		(pageSize == 0 || pageSize == m.pageSize)
-}
-
-// freePages lists the pages that nothing reachable from m uses.
-func (m meta) freePages(f io.ReaderAt) ([]uint64, error) {
-	count, at, err := m.freelistAt(f)
-	if err != nil {
-		return nil, err
-	}
-	b := make([]byte, 8*count)
-	if _, err := f.ReadAt(b, at); err != nil {
-		return nil, fmt.Errorf("reading freelist: %w", err)
-	}
-	free := make([]uint64, count)
-	for i := range free {
-		free[i] = binary.NativeEndian.Uint64(b[8*i:])
-		if free[i] < 2 || free[i] >= m.high {
-			return nil, fault.Wrap(fault.Internal, damaged, fmt.Errorf("freelist has page %d", free[i]))
-		}
-	}
-	return free, nil
-}
-
-// freelistAt returns the number of free pages, and where in the file their list begins.
-func (m meta) freelistAt(f io.ReaderAt) (count uint64, at int64, err error) {
-	u64 := binary.NativeEndian.Uint64
-	if m.freelist >= m.high {
-		return 0, 0, fault.Wrap(fault.Internal, damaged, fmt.Errorf("the freelist is on page %d of %d", m.freelist, m.high))
-	}
-	at = int64(m.freelist) * m.pageSize
-	b := make([]byte, pageHeader+8)
-	if _, err := f.ReadAt(b, at); err != nil {
-		return 0, 0, fmt.Errorf("reading freelist: %w", err)
-	}
-	at += pageHeader
-	const freelistFlag, long = 0x10, 0xffff
-	flags := binary.NativeEndian.Uint16(b[8:])
-	if count = uint64(binary.NativeEndian.Uint16(b[10:])); count == long { // the first element is the count
-		count = u64(b[pageHeader:])
-		at += 8
-	}
-	if flags != freelistFlag || count > m.high {
-		return 0, 0, fault.Wrap(fault.Internal, damaged, fmt.Errorf("freelist has flags %#x and %d pages", flags, count))
-	}
-	return count, at, nil
-}
-
-// usage returns the size of the file, and how much of it the next commits use before it grows: its
-// free pages and its unused tail. A commit may replace the freelist during the call, so a list that
-// does not fit its meta page is read once more.
-func (f *file) usage() (store.Usage, error) {
-	for retry := true; ; retry = false {
-		info, err := f.Stat()
-		if err != nil {
-			return store.Usage{}, err
-		}
-		m, err := newestMeta(f.File)
-		if err != nil {
-			return store.Usage{}, err
-		}
-		free, _, err := m.freelistAt(f)
-		switch {
-		case err == nil:
-			tail := info.Size() - int64(m.high)*m.pageSize
-			return store.Usage{Size: info.Size(), Free: int64(free)*m.pageSize + tail}, nil
-		case !retry:
-			return store.Usage{}, err
-		}
-	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/store/bolt/pages"
 )
 
 var errInjected = errors.New("injected")
@@ -150,7 +151,7 @@ func TestAnUnfinishedDatabaseIsRemoved(t *testing.T) {
 func TestOpenRefusesWithARemedy(t *testing.T) {
 	whole := fill(t, filepath.Join(t.TempDir(), "db"), 20, 3<<10)
 	m := newest(t, whole)
-	used := int(m.high) * int(m.pageSize)
+	used := int(m.High) * int(m.PageSize)
 	flip := func(b []byte, at ...int) []byte {
 		b = bytes.Clone(b)
 		for _, i := range at {
@@ -181,13 +182,13 @@ func TestOpenRefusesWithARemedy(t *testing.T) {
 		{"empty", nil, fault.Internal, "truncated"},
 		{"one byte", whole[:1], fault.Invalid, "not a latticekeep database"},
 		{"half a meta page", whole[:40], fault.Invalid, "not a latticekeep database"},
-		{"one page", whole[:m.pageSize], fault.Internal, "truncated"},
-		{"two pages", whole[:2*m.pageSize], fault.Internal, "truncated"},
+		{"one page", whole[:m.PageSize], fault.Internal, "truncated"},
+		{"two pages", whole[:2*m.PageSize], fault.Internal, "truncated"},
 		{"half", whole[:used/2], fault.Internal, "truncated"},
 		{"one byte less than used", whole[:used-1], fault.Internal, "truncated"},
 		{"garbage", bytes.Repeat([]byte("garbage "), 8<<10), fault.Invalid, "not a latticekeep database"},
 		{"zeroes", make([]byte, 64<<10), fault.Invalid, "not a latticekeep database"},
-		{"both meta pages broken", flip(whole, 60, int(m.pageSize)+60), fault.Invalid, "not a latticekeep database"},
+		{"both meta pages broken", flip(whole, 60, int(m.PageSize)+60), fault.Invalid, "not a latticekeep database"},
 		{"another bbolt database", foreignBytes, fault.Invalid, "not a latticekeep database"},
 		{"a bbolt database without freelist", unsyncedBytes, fault.Invalid, "not a latticekeep database"},
 	} {
@@ -211,14 +212,14 @@ func TestOpenRefusesWithARemedy(t *testing.T) {
 	}
 }
 
-func newest(t *testing.T, b []byte) meta {
+func newest(t *testing.T, b []byte) pages.Meta {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "copy")
 	must(t, os.WriteFile(path, b, 0o600))
 	f, err := os.Open(path)
 	must(t, err)
 	defer f.Close()
-	m, err := newestMeta(f)
+	m, err := pages.NewestMeta(f)
 	must(t, err)
 	return m
 }
@@ -228,13 +229,13 @@ func TestATornMetaPageIsSurvived(t *testing.T) {
 	whole := fill(t, filepath.Join(t.TempDir(), "db"), 5, 100)
 	m := newest(t, whole)
 	for _, older := range []bool{true, false} {
-		at := m.offset
+		at := m.Offset
 		if older {
-			at = m.pageSize + 2*pageHeader - m.offset
+			at = m.PageSize + 2*pages.HeaderSize - m.Offset
 		}
 		path := filepath.Join(t.TempDir(), "db")
 		b := bytes.Clone(whole)
-		b[at+metaSize-1] ^= 1
+		b[at+pages.MetaSize-1] ^= 1
 		must(t, os.WriteFile(path, b, 0o600))
 		s, err := Open(path, Options{})
 		if !older {
@@ -255,10 +256,10 @@ func TestATornMetaPageIsSurvived(t *testing.T) {
 func TestADamagedPageIsAnErrorNeverAPanic(t *testing.T) {
 	whole := fill(t, filepath.Join(t.TempDir(), "db"), 20, 3<<10)
 	m := newest(t, whole)
-	for id := 2; id < int(m.high); id++ {
+	for id := 2; id < int(m.High); id++ {
 		for _, fill := range []byte{0, 0xff} {
-			b := bytes.Clone(whole[:m.high*uint64(m.pageSize)])
-			page := b[id*int(m.pageSize):][:m.pageSize]
+			b := bytes.Clone(whole[:m.High*uint64(m.PageSize)])
+			page := b[id*int(m.PageSize):][:m.PageSize]
 			copy(page, bytes.Repeat([]byte{fill}, len(page)))
 			path := filepath.Join(t.TempDir(), "db")
 			must(t, os.WriteFile(path, b, 0o600))
@@ -351,19 +352,19 @@ func TestFreePagesAreThoseOfBbolt(t *testing.T) {
 	f, err := os.Open(s.writer.path)
 	must(t, err)
 	defer f.Close()
-	m, err := newestMeta(f)
+	m, err := pages.NewestMeta(f)
 	must(t, err)
-	free, err := m.freePages(f)
+	free, err := m.FreePages(f)
 	must(t, err)
 	listed := map[uint64]bool{}
 	for _, id := range free {
 		listed[id] = true
 	}
 	must(t, db.View(func(tx *bbolt.Tx) error {
-		if want := tx.Size() / int64(db.Info().PageSize); int64(m.high) != want {
-			t.Errorf("%d pages, want %d", m.high, want)
+		if want := tx.Size() / int64(db.Info().PageSize); int64(m.High) != want {
+			t.Errorf("%d pages, want %d", m.High, want)
 		}
-		for id := uint64(2); id < m.high; id++ {
+		for id := uint64(2); id < m.High; id++ {
 			info, err := tx.Page(int(id))
 			if err != nil {
 				return err
@@ -385,7 +386,7 @@ func TestFreePagesAreThoseOfBbolt(t *testing.T) {
 func TestADamagedFreelistIsAnError(t *testing.T) {
 	const pageSize = 1 << 12
 	page := func(flags, count uint16, ids ...uint64) []byte {
-		b := make([]byte, pageHeader, 3*pageSize)
+		b := make([]byte, pages.HeaderSize, 3*pageSize)
 		binary.NativeEndian.PutUint16(b[8:], flags)
 		binary.NativeEndian.PutUint16(b[10:], count)
 		for _, id := range ids {
@@ -393,9 +394,9 @@ func TestADamagedFreelistIsAnError(t *testing.T) {
 		}
 		return b[:cap(b)]
 	}
-	m := meta{pageSize: pageSize, high: 10}
+	m := pages.Meta{PageSize: pageSize, High: 10}
 	for _, good := range [][]byte{page(0x10, 2, 5, 9), page(0x10, 0xffff, 2, 5, 9)} {
-		if free, err := m.freePages(bytes.NewReader(good)); err != nil || !slices.Equal(free, []uint64{5, 9}) {
+		if free, err := m.FreePages(bytes.NewReader(good)); err != nil || !slices.Equal(free, []uint64{5, 9}) {
 			t.Errorf("free pages %v: %v", free, err)
 		}
 	}
@@ -406,18 +407,18 @@ func TestADamagedFreelistIsAnError(t *testing.T) {
 		"a meta page":              page(0x10, 1, 1),
 		"a page behind the end":    page(0x10, 1, 10),
 	} {
-		_, err := m.freePages(bytes.NewReader(bad))
+		_, err := m.FreePages(bytes.NewReader(bad))
 		if err == nil || fault.Of(err) != fault.Internal {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	for _, cut := range []int{10, pageHeader + 8 + 8} {
-		if _, err := m.freePages(bytes.NewReader(page(0x10, 3, 4, 5, 6)[:cut])); err == nil {
+	for _, cut := range []int{10, pages.HeaderSize + 8 + 8} {
+		if _, err := m.FreePages(bytes.NewReader(page(0x10, 3, 4, 5, 6)[:cut])); err == nil {
 			t.Errorf("no error after %d bytes", cut)
 		}
 	}
-	m.freelist = 10
-	_, err := m.freePages(bytes.NewReader(page(0x10, 0)))
+	m.Freelist = 10
+	_, err := m.FreePages(bytes.NewReader(page(0x10, 0)))
 	wantKind(t, err, fault.Internal)
 }
 
@@ -449,9 +450,9 @@ func FuzzNewestMeta(f *testing.F) {
 		file, err := os.Open(path)
 		must(t, err)
 		defer file.Close()
-		m, err := newestMeta(file)
-		if err == nil && m.high*uint64(m.pageSize) > uint64(len(content)) {
-			t.Fatalf("%d pages of %d in %d bytes", m.high, m.pageSize, len(content))
+		m, err := pages.NewestMeta(file)
+		if err == nil && m.High*uint64(m.PageSize) > uint64(len(content)) {
+			t.Fatalf("%d pages of %d in %d bytes", m.High, m.PageSize, len(content))
 		}
 	})
 }

@@ -140,7 +140,7 @@ func (s *Store) readFile(ctx context.Context, read func(*bbolt.Tx) error) error 
 	if err != nil {
 		return err
 	}
-	defer s.views.leave(epoch)
+	defer s.views.leave(f, epoch)
 	err = f.view(read)
 	if f.wedged.Load() {
 		s.views.drop(f)

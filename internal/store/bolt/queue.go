@@ -43,6 +43,8 @@ type queue struct {
 	now  func() time.Time
 	wake chan struct{} // wakes the writer: a request is pending, or close was called
 
+	turns chan func() // what the writer runs between two groups
+
 	mu      sync.Mutex
 	pending *group // nil when nobody waits
 	closed  bool
@@ -170,6 +172,18 @@ func (q *queue) close() {
 	q.closed = true
 	q.mu.Unlock()
 	poke(q.wake)
+}
+
+// turn runs do in the writer, between two groups. The queue must not be closed meanwhile.
+func (q *queue) turn(ctx context.Context, do func()) error {
+	done := make(chan struct{})
+	select {
+	case q.turns <- func() { defer close(done); do() }:
+		<-done
+		return nil
+	case <-ctx.Done():
+		return ended(ctx.Err())
+	}
 }
 
 // poke wakes the goroutine that waits on c, now or when it next waits.

@@ -17,6 +17,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/store/bolt/pages"
 )
 
 func TestConcurrentUpdatesShareCommits(t *testing.T) {
@@ -213,9 +214,9 @@ func TestAClosureThatExitsIsUndone(t *testing.T) {
 // Overwriting or truncating the file under a running store causes errors, not a crash. When the
 // file is restored, the store works again.
 func TestAFileSpoiledUnderTheStoreIsAnError(t *testing.T) {
-	spoil := map[string]func(path string, m meta) error{
-		"meta pages": func(path string, m meta) error { return overwrite(path, make([]byte, 2*m.pageSize)) },
-		"cut":        func(path string, m meta) error { return os.Truncate(path, 2*m.pageSize) },
+	spoil := map[string]func(path string, m pages.Meta) error{
+		"meta pages": func(path string, m pages.Meta) error { return overwrite(path, make([]byte, 2*m.PageSize)) },
+		"cut":        func(path string, m pages.Meta) error { return os.Truncate(path, 2*m.PageSize) },
 	}
 	for name, spoil := range spoil {
 		for _, viewFirst := range []bool{true, false} {
@@ -269,7 +270,7 @@ func TestAStoreThatIsOnlyReadComesBackWhenItsFileIsPutRight(t *testing.T) {
 		whole, err := os.ReadFile(path)
 		must(t, err)
 		must(t, s.View(t.Context(), func(store.Reader) error { // this View stays open all the while
-			must(t, overwrite(path, make([]byte, 2*newest(t, whole).pageSize)))
+			must(t, overwrite(path, make([]byte, 2*newest(t, whole).PageSize)))
 			var views sync.WaitGroup
 			for range 16 {
 				views.Go(func() {
@@ -312,7 +313,7 @@ func TestAScrubOfASpoiledFileDoesNotStopTheWriter(t *testing.T) {
 		var err error
 		whole, err = os.ReadFile(path)
 		must(t, err)
-		return overwrite(path, make([]byte, 2*newest(t, whole).pageSize))
+		return overwrite(path, make([]byte, 2*newest(t, whole).PageSize))
 	}))
 	eventually(t, "the scrub finds out", func() bool { return !s.views.usable() })
 	must(t, overwrite(path, whole))

@@ -3,13 +3,12 @@ package bolt
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"os"
 	"sync"
 	"time"
+
+	"github.com/latticekeep/latticekeep/internal/store/bolt/pages"
 )
 
 // Wiping
@@ -81,6 +80,12 @@ func (s *scrubber) suspect() {
 	s.request()
 }
 
+// follow makes the scrubber wipe another file than before.
+func (s *scrubber) follow() {
+	s.unsynced = nil
+	s.suspect()
+}
+
 // isDue reports whether there is something to wipe and the pause since the last scrub is over.
 func (s *scrubber) isDue() bool {
 	s.mu.Lock()
@@ -136,34 +141,16 @@ func (s *scrubber) finish() {
 	}
 }
 
-// writtenTail lists the pages after the last one in use that something was written to. The others
-// are the reserve, which is too long to be read each time.
-func (m meta) writtenTail(f *os.File) (pages []uint64, err error) {
-	next := m.high
-	for {
-		begin, end, err := nextData(f, int64(next)*m.pageSize)
-		if errors.Is(err, io.EOF) {
-			return pages, nil
-		}
-		if err != nil {
-			return nil, fmt.Errorf("looking for bytes after the last page: %w", err)
-		}
-		for next = max(next, uint64(begin/m.pageSize)); int64(next)*m.pageSize < end; next++ {
-			pages = append(pages, next)
-		}
-	}
-}
-
 // wipe zeroes the free pages while transaction txid is open.
 func (s *scrubber) wipe(f *file, txid int) error {
-	m, err := newestMeta(f.File)
+	m, err := pages.NewestMeta(f.File)
 	if err != nil {
 		return err
 	}
-	if int(m.txid)+1 != txid {
-		return fmt.Errorf("scrubbing: the file is at transaction %d, bbolt at %d", m.txid, txid)
+	if int(m.TxID)+1 != txid {
+		return fmt.Errorf("scrubbing: the file is at transaction %d, bbolt at %d", m.TxID, txid)
 	}
-	free, err := m.freePages(f.File)
+	free, err := m.FreePages(f.File)
 	if err != nil {
 		return err
 	}
@@ -172,7 +159,7 @@ func (s *scrubber) wipe(f *file, txid int) error {
 		return fmt.Errorf("reading file size: %w", err)
 	}
 	if s.tail {
-		tail, err := m.writtenTail(f.File)
+		tail, err := m.WrittenTail(f.File)
 		if err != nil {
 			return err
 		}
@@ -181,10 +168,10 @@ func (s *scrubber) wipe(f *file, txid int) error {
 	if s.unsynced == nil {
 		s.unsynced = make(map[uint64]struct{})
 	}
-	zeroes, buffer := make([]byte, m.pageSize), make([]byte, m.pageSize)
+	zeroes, buffer := make([]byte, m.PageSize), make([]byte, m.PageSize)
 	for _, id := range free {
-		at := int64(id) * m.pageSize
-		size := min(m.pageSize, info.Size()-at) // a failed write may have left part of a page at the end
+		at := int64(id) * m.PageSize
+		size := min(m.PageSize, info.Size()-at) // a failed write may have left part of a page at the end
 		zero, page := zeroes[:size], buffer[:size]
 		if _, err := f.ReadAt(page, at); err != nil {
 			return fmt.Errorf("reading a freed page: %w", err)

@@ -279,7 +279,7 @@ func TestTheTailIsWiped(t *testing.T) {
 	m := newest(t, whole)
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	must(t, err)
-	_, err = f.WriteAt(marked("tail", 3<<10), int64(m.high+5)*m.pageSize)
+	_, err = f.WriteAt(marked("tail", 3<<10), int64(m.High+5)*m.PageSize)
 	must(t, errors.Join(err, f.Close()))
 	s := open(t, path, Options{})
 	must(t, s.Scrubbed(t.Context()))

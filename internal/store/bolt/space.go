@@ -12,6 +12,8 @@ import (
 	bbolt "go.etcd.io/bbolt"
 
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store/bolt/pages"
+	"github.com/latticekeep/latticekeep/internal/volume"
 )
 
 // Space
@@ -62,10 +64,10 @@ type reserve struct {
 	gone atomic.Bool  // nothing goes on
 }
 
-// newReserve returns a reserve for the database at path.
-func newReserve(path string, o Options) *reserve {
+// newReserve returns a reserve for the database in f.
+func newReserve(f *file, o Options) *reserve {
 	r := &reserve{size: o.Reserve, spared: o.Spared}
-	if total, _, _, err := volume(path); err == nil {
+	if total, _, _, err := volume.Of(f.File); err == nil {
 		r.size = min(r.size, total/shareOfVolume)
 	}
 	r.left.Store(r.size)
@@ -164,7 +166,7 @@ func (w *writer) fits(t *tx) error {
 // so there may be more.
 func (f *file) room(used, enough int64) int64 {
 	if f.sparse {
-		_, free, _, err := volume(f.Name())
+		_, free, _, err := volume.Of(f.File)
 		if err != nil {
 			return 0
 		}
@@ -174,17 +176,17 @@ func (f *file) room(used, enough int64) int64 {
 	if tail >= enough {
 		return tail
 	}
-	free, err := f.freeBytes()
+	l, err := pages.LayoutOf(f.File)
 	if err != nil {
 		return tail
 	}
-	return tail + free/2 // half, because a row that needs several pages side by side may find none
+	return tail + l.Free/2 // half, because a row that needs several pages side by side may find none
 }
 
 // grow allocates room bytes after the first used ones and some more for later, or what the volume
 // has left.
 func (f *file) grow(used, room int64) error {
-	_, free, keeps, err := volume(f.Name())
+	_, free, keeps, err := volume.Of(f.File)
 	if f.sparse = f.sparse || err != nil || !keeps; f.sparse {
 		return nil
 	}
@@ -198,7 +200,7 @@ func (f *file) grow(used, room int64) error {
 	if end = min(end, max(f.allocated, used)+free-leftForOthers); end <= f.allocated {
 		return nil
 	}
-	if err := allocate(f.File, used, end); err != nil {
+	if err := volume.Allocate(f.File, used, end); err != nil {
 		return fmt.Errorf("allocating %d bytes: %w", end-used, err)
 	}
 	// A commit syncs only the data of the file and what is needed to find them.
@@ -221,13 +223,13 @@ func (f *file) findAllocated(used int64) error {
 		f.allocated = used
 		return nil
 	}
-	switch err := allocate(f.File, used, size); {
+	switch err := volume.Allocate(f.File, used, size); {
 	case err == nil:
 		f.allocated = size
 	case errors.Is(err, errors.ErrUnsupported):
 		f.sparse = true
 	default: // all blocks before the end count, so they are at most as many as this
-		f.allocated = max(used, min(size, blocks(info)))
+		f.allocated = max(used, min(size, volume.Blocks(info)))
 	}
 	return nil
 }
@@ -239,16 +241,6 @@ func (t *tx) growth() int64 {
 	const entry = 8 << 10
 	page := int64(os.Getpagesize())
 	return 64*page + int64(t.bytes)*5/4 + int64(len(t.log))*page + int64(len(t.events))*entry
-}
-
-// freeBytes returns the size of all free pages of the last commit.
-func (f *file) freeBytes() (int64, error) {
-	m, err := newestMeta(f.File)
-	if err != nil {
-		return 0, err
-	}
-	count, _, err := m.freelistAt(f.File)
-	return int64(count) * m.pageSize, err
 }
 
 // probeSize is about the size of an entry with what goes with it.

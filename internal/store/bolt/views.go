@@ -37,10 +37,12 @@ func (v *views) enter() (*file, uint64, error) {
 		return nil, 0, errRecovering
 	}
 	v.current++
+	v.file.readers.Add(1)
 	return v.file, v.epoch, nil
 }
 
-func (v *views) leave(epoch uint64) {
+func (v *views) leave(f *file, epoch uint64) {
+	defer f.readers.Done()
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if epoch == v.epoch {
@@ -90,7 +92,7 @@ func (v *views) drop(f *file) {
 	}
 }
 
-// use takes a reopened file into use.
+// use takes a reopened or compacted file into use.
 func (v *views) use(f *file) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

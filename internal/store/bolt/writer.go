@@ -51,6 +51,8 @@ func (w *writer) write() {
 		select {
 		case <-w.queue.wake:
 		case <-w.views.left:
+		case do := <-w.queue.turns:
+			do()
 		case <-w.retry:
 			w.retry = nil
 		case <-w.reserve.again:
@@ -190,9 +192,7 @@ func (w *writer) commit(t *tx, probe bool) error {
 		w.opts.Logger.Error("committing failed", "error", err)
 		return unavailable(errors.Join(err, w.rollback(t.bolt))) // nothing was written: the file stays open
 	}
-	if c := w.followers.copying.Load(); c != nil {
-		c.note(t.log)
-	}
+	w.followers.noteKeys(t.log)
 	id := make([]byte, 16)
 	rand.Read(id) // never fails
 	var made *Commit
@@ -262,7 +262,11 @@ func (w *writer) reopen() error {
 	// The outcome of the last commit is unknown here, so Scrubbed waits for the scrub from the moment
 	// the members are answered.
 	w.scrubber.suspect()
-	f, err := openFile(w.path, w.opts.ReadOnly, w.disk)
+	var f *file
+	err := syncFolder(w.path, w.disk) // the name of a compacted file must be durable before the next commit
+	if err == nil {
+		f, err = openFile(w.path, w.opts.ReadOnly, w.disk)
+	}
 	if err != nil {
 		if w.backoff == 0 { // once per outage
 			w.opts.Logger.Error("opening the database again failed, will be tried again", "error", err)

@@ -1,4 +1,4 @@
-package bolt
+package volume
 
 import (
 	"errors"
@@ -8,9 +8,9 @@ import (
 	"syscall"
 )
 
-// allocate gives the bytes of f in [from, to) blocks of their own and makes f as long. It returns
+// Allocate gives the bytes of f in [from, to) blocks of their own and makes f as long. It returns
 // errors.ErrUnsupported where the file system cannot do that.
-func allocate(f *os.File, from, to int64) error {
+func Allocate(f *os.File, from, to int64) error {
 	for {
 		err := syscall.Fallocate(int(f.Fd()), 0, from, to-from)
 		if !errors.Is(err, syscall.EINTR) {
@@ -29,22 +29,22 @@ var writesAnew = []uint32{
 	0x794c7630, // overlay
 }
 
-// volume returns the size of path's volume, the bytes that this process may still use, and whether
-// blocks that are allocated are kept for their file.
-func volume(path string) (size, free int64, keeps bool, err error) {
+// Of returns the size of f's volume, the bytes that this process may still use, and whether blocks
+// that are allocated are kept for their file.
+func Of(f *os.File) (size, free int64, keeps bool, err error) {
 	var fs syscall.Statfs_t
-	if err := syscall.Statfs(path, &fs); err != nil {
-		return 0, 0, false, os.NewSyscallError("statfs", err)
+	if err := syscall.Fstatfs(int(f.Fd()), &fs); err != nil {
+		return 0, 0, false, os.NewSyscallError("fstatfs", err)
 	}
 	return int64(fs.Blocks) * fs.Bsize, int64(fs.Bavail) * fs.Bsize, !slices.Contains(writesAnew, uint32(fs.Type)), nil
 }
 
-// blocks returns the size of the blocks of a file.
-func blocks(info os.FileInfo) int64 { return info.Sys().(*syscall.Stat_t).Blocks * 512 }
+// Blocks returns the size of the blocks of a file.
+func Blocks(info os.FileInfo) int64 { return info.Sys().(*syscall.Stat_t).Blocks * 512 }
 
-// nextData returns the beginning of the data of f at or after from, and their end. Allocated bytes
+// NextData returns the beginning of the data of f at or after from, and their end. Allocated bytes
 // that were never written are no data. It returns io.EOF when there are no more.
-func nextData(f *os.File, from int64) (begin, end int64, err error) {
+func NextData(f *os.File, from int64) (begin, end int64, err error) {
 	const seekData, seekHole = 3, 4
 	if begin, err = f.Seek(from, seekData); errors.Is(err, syscall.ENXIO) {
 		return 0, 0, io.EOF
