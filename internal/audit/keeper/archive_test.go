@@ -785,6 +785,58 @@ func TestABaseForgetsWhatIsGone(t *testing.T) {
 	}
 }
 
+// A cut changes, adds and removes what its entries say, and leaves everything else as it is.
+func TestACutChangesWhatItsEntriesTouch(t *testing.T) {
+	f := audittest.NewFixture(t)
+	a, _ := f.Folder()
+	record := func(what audit.EventType, kind, id string) {
+		f.Record(audit.Event{Type: what, Outcome: audit.Success, Principal: audittest.Principal(audittest.TenantA), Resource: audit.Resource{ID: id, Type: kind}})
+	}
+	cut := func() *audit.Base {
+		t.Helper()
+		f.Advance(audittest.Keep + 2*lateness)
+		f.Fill(2)
+		written := f.Hashes()
+		if n, err := (&Cutter{Log: f.Log.Log, Reader: f.Log.Reader, Archive: a, Keep: audittest.Keep}).Run(t.Context()); n == 0 || err != nil {
+			t.Fatal(n, err)
+		}
+		whole(f, a, written) // which compares the base with that of the archive
+		base, err := chain.ReadBase(t.Context(), f.Store)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return base
+	}
+	for i := range 60 {
+		f.Sealed(audittest.TenantA, fmt.Sprintf("cred_%d", i), "1", strings.Repeat("a", 64))
+		record(audit.APIKeyCreated, audit.APIKeyResource, fmt.Sprintf("key_%d", i))
+	}
+	first := cut()
+	before := f.RowsOf(audit.BaseListRange)
+	record(audit.CredentialDeleted, audit.CredentialResource, "cred_1")
+	record(audit.APIKeyRevoked, audit.APIKeyResource, "key_1")
+	record(audit.APIKeyRevoked, audit.APIKeyResource, "key_that_never_was")
+	f.Sealed(audittest.TenantA, "cred_2", "2", strings.Repeat("b", 64))
+	f.Sealed(audittest.TenantB, "cred_1", "1", strings.Repeat("c", 64))
+	second := cut()
+	after := f.RowsOf(audit.BaseListRange)
+	changed := 0
+	for key, row := range after {
+		if !bytes.Equal(before[key], row) {
+			changed++
+		}
+	}
+	if changed == 0 || changed > len(after)/2 {
+		t.Errorf("%d of %d rows changed", changed, len(after))
+	}
+	if _, there := second.Credentials[audit.CredentialKey{Tenant: audittest.TenantA, Credential: "cred_1"}]; there || len(second.Credentials) != 60 || len(first.Credentials) != 60 || len(second.APIKeys) != 59 {
+		t.Errorf("%d credentials and then %d, %d API keys", len(first.Credentials), len(second.Credentials), len(second.APIKeys))
+	}
+	if state := second.Credentials[audit.CredentialKey{Tenant: audittest.TenantA, Credential: "cred_2"}]; state.Version != "2" {
+		t.Error(state)
+	}
+}
+
 // A base of an earlier release has its lists in one row. The next cut makes rows of them, once every
 // replica reads these.
 func TestABaseOfAnEarlierReleaseGetsRows(t *testing.T) {
