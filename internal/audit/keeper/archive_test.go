@@ -787,7 +787,11 @@ func TestABaseForgetsWhatIsGone(t *testing.T) {
 
 // A cut changes, adds and removes what its entries say, and leaves everything else as it is.
 func TestACutChangesWhatItsEntriesTouch(t *testing.T) {
-	f := audittest.NewFixture(t)
+	audittest.OnBothStores(t, cutTwice)
+}
+
+func cutTwice(t *testing.T, newFixture func(testing.TB) *audittest.Fixture) {
+	f := newFixture(t)
 	a, _ := f.Folder()
 	record := func(what audit.EventType, kind, id string) {
 		f.Record(audit.Event{Type: what, Outcome: audit.Success, Principal: audittest.Principal(audittest.TenantA), Resource: audit.Resource{ID: id, Type: kind}})
