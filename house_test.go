@@ -96,6 +96,26 @@ type typeSize struct {
 
 // readHouse reads the hand-written files of every package of this module. It resolves names inside a package only, so
 // it needs no compiled import and takes about a second.
+// TestHouseLogsCallErrorsError finds the attribute "err", which libraries use: operators search for one
+// key, and internal/logs renames theirs.
+func TestHouseLogsCallErrorsError(t *testing.T) {
+	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") || path == "internal/logs/logs.go" {
+			return err
+		}
+		b, err := os.ReadFile(path)
+		for i, line := range strings.Split(string(b), "\n") {
+			if strings.Contains(line, `"err"`) {
+				t.Errorf(`%s:%d: the attribute of an error in the log is "error"`, path, i+1)
+			}
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func readHouse(t *testing.T) []*room {
 	t.Helper()
 	dirs := map[string][]string{}

@@ -175,11 +175,11 @@ func (w *Webhook) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	response, verdict := w.judge(ctx, sourceOf(r), &request.AdmissionRequest)
 	w.reviews.WithLabelValues(verdict).Inc()
 	if err := response.Complete(request); err != nil { // Complete fails only for patches
-		w.logger.Error("an admission response could not be completed", "err", err)
+		w.logger.Error("an admission response could not be completed", "error", err)
 	}
 	answer, err := json.Marshal(admissionv1.AdmissionReview{TypeMeta: review.TypeMeta, Response: &response.AdmissionResponse})
 	if err != nil {
-		w.logger.Error("an admission response could not be encoded", "err", err)
+		w.logger.Error("an admission response could not be encoded", "error", err)
 		http.Error(rw, "internal error", http.StatusInternalServerError)
 		return
 	}
@@ -362,7 +362,7 @@ func (w *Webhook) judge(ctx context.Context, source string, r *admissionv1.Admis
 			level = slog.LevelError
 		}
 		w.logger.Log(ctx, level, "the vault could not be asked, a SealedCredential is admitted unchecked",
-			"namespace", after.Namespace, "name", after.Name, "cause", trouble.cause, "err", trouble.err)
+			"namespace", after.Namespace, "name", after.Name, "cause", trouble.cause, "error", trouble.err)
 		return allow(unchecked, trouble.warning+", so the values were not checked; the condition Ready of the object will say whether they can be used")
 	case !answer.Accepted:
 		w.logger.Info("a SealedCredential was denied", "namespace", after.Namespace, "name", after.Name, "code", codeOf(answer))

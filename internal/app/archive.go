@@ -117,7 +117,7 @@ func (a *archive) probe(ctx context.Context, timeout time.Duration) {
 		a.logger.ErrorContext(ctx, "the archive of the audit log lacks its oldest segment: restore it, and exclude the archive from the deletion rules of the bucket",
 			"object", segments[0].Name)
 	default:
-		a.logger.WarnContext(ctx, "the archive of the audit log cannot be read; retrying", "in", maintenance, "err", err)
+		a.logger.WarnContext(ctx, "the archive of the audit log cannot be read; retrying", "in", maintenance, "error", err)
 	}
 }
 
@@ -148,7 +148,7 @@ func (a *archive) cutOnce(ctx context.Context) {
 	if cut, err := a.cutter.Run(ctx); errors.Is(err, fault.Conflict) {
 		return // another replica was first
 	} else if err != nil && ctx.Err() == nil {
-		a.logger.Error("moving audit entries to the archive failed, they stay in the database; retrying", "in", maintenance, "err", err)
+		a.logger.Error("moving audit entries to the archive failed, they stay in the database; retrying", "in", maintenance, "error", err)
 	} else if cut > 0 {
 		a.logger.Info("audit entries were moved to the archive", "entries", cut)
 	}

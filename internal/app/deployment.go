@@ -148,7 +148,7 @@ func openDeployment(ctx context.Context, p deploymentOptions) (_ *deployment, er
 	})
 	d.custody = custody.New(s, d.guard, d.keys, custody.Options{Destroy: destroyer(d.kms), Now: p.now})
 	if err := d.sealing.Verify(ctx); err != nil { // not fatal: the rest of the service still works
-		p.logger.Error("the sealing keys are not as the audit log says", "err", err)
+		p.logger.Error("the sealing keys are not as the audit log says", "error", err)
 	}
 	return d, nil
 }
@@ -256,7 +256,7 @@ func kmsOf(ctx context.Context, p deploymentOptions, made bool) (keys []*kms.Key
 		k, err := kms.Open(ctx, text, kms.Options{TokenFile: p.kms.TokenFile, PQRequired: p.pq, Logger: p.logger})
 		switch {
 		case err != nil && i > 0: // it may be destroyed; the keyring reports it if it is still needed
-			p.logger.WarnContext(ctx, "a KMS key of kms.former cannot be opened and is not used", "err", err)
+			p.logger.WarnContext(ctx, "a KMS key of kms.former cannot be opened and is not used", "error", err)
 			continue
 		case err != nil:
 			return keys, nil, fmt.Errorf("kms.url: %w", err)

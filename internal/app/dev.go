@@ -107,7 +107,7 @@ func Dev(ctx context.Context, c DevConfig) (err error) {
 	limits := gate.Limits{Registrations: 1000, Patience: c.Patience} // scripts that experiment register often
 	return s.run(ctx, l, server.Config{PublicURL: line.BaseURL, Limits: limits}, func() {
 		if err := json.NewEncoder(c.Stdout).Encode(line); err != nil {
-			logger.Warn("writing the ready line failed", "err", err)
+			logger.Warn("writing the ready line failed", "error", err)
 		}
 		fmt.Fprint(c.Stderr, nextSteps(line, os.Args[0], s.keys.Identity().ID(), s.log.Fingerprint(), systemKey, s.cluster != nil))
 	})

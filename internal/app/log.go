@@ -17,7 +17,7 @@ func openLog(ctx context.Context, unlimited *slog.Logger) (logger *slog.Logger, 
 	return slog.New(limited), func(err error) {
 		endLimit()
 		if err != nil {
-			unlimited.Error("ended", "reason", "an error", "err", err)
+			unlimited.Error("ended", "reason", "an error", "error", err)
 			return
 		}
 		unlimited.Info("ended", "reason", context.Cause(ctx))

@@ -17,7 +17,7 @@ func TestTheLogOfAProcessRepeatsNoErrorAtOnce(t *testing.T) {
 		}
 		end(errors.New("too much"))
 		lines := strings.Split(strings.TrimSpace(out.String()), "\n")
-		if len(lines) != 3 || !strings.HasSuffix(lines[1], `left_out=7`) || !strings.HasSuffix(lines[2], `level=ERROR msg=ended reason="an error" err="too much"`) {
+		if len(lines) != 3 || !strings.HasSuffix(lines[1], `left_out=7`) || !strings.HasSuffix(lines[2], `level=ERROR msg=ended reason="an error" error="too much"`) {
 			t.Error(out.String())
 		}
 	})

@@ -74,7 +74,7 @@ func runOperator(ctx context.Context, logger *slog.Logger, run func() error) err
 		if time.Since(began) > operatorLastRetry { // a new problem: start with a short wait
 			wait = operatorFirstRetry
 		}
-		logger.Error("operator stopped; retrying", "in", wait, "err", err)
+		logger.Error("operator stopped; retrying", "in", wait, "error", err)
 		select {
 		case <-ctx.Done():
 			return nil

@@ -142,7 +142,7 @@ func (p *production) openMeanwhile(ctx context.Context, l *net.TCPListener) (err
 		waiting.Store(&err)
 		if text := err.Error(); text != last {
 			last = text
-			attrs := []any{"err", err, "listen", l.Addr().String()}
+			attrs := []any{"error", err, "listen", l.Addr().String()}
 			if p.operations != nil {
 				attrs = append(attrs, "operations", "http://"+p.operations.Addr().String())
 			}
@@ -310,7 +310,7 @@ func (p *production) serve(ctx context.Context, l net.Listener, stdout io.Writer
 		}
 		p.logger.Info("ready", attrs...)
 		if err := json.NewEncoder(stdout).Encode(line); err != nil {
-			p.logger.Warn("writing the ready line failed", "err", err)
+			p.logger.Warn("writing the ready line failed", "error", err)
 		}
 	})
 }
@@ -481,10 +481,10 @@ func (s *service) run(ctx context.Context, l net.Listener, config server.Config,
 	s.logMemory()
 	ready()
 	if reason := s.log.HaltedBy(); reason != nil {
-		s.logger.Error("the audit log is halted: /readyz and all calls answer 503 until the rollback is accepted with latticekeep audit accept-rollback", "err", reason)
+		s.logger.Error("the audit log is halted: /readyz and all calls answer 503 until the rollback is accepted with latticekeep audit accept-rollback", "error", reason)
 	}
 	if reason := s.rows.State.Halted(); reason != nil {
-		s.logger.Error("a stored row of the deployment itself is not the one that the audit log commits to: /readyz and all calls answer 503; stop the server and run latticekeep doctor", "err", reason)
+		s.logger.Error("a stored row of the deployment itself is not the one that the audit log commits to: /readyz and all calls answer 503; stop the server and run latticekeep doctor", "error", reason)
 	}
 	return parts.Wait()
 }

@@ -91,7 +91,7 @@ func (c *certificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	before := c.seen
 	if now, err := c.stat(); err != nil || now != before {
 		if err := c.loadLocked(); err != nil && c.seen != before { // log once for each state, not for each handshake
-			c.logger.Error("the new TLS certificate cannot be used; keeping the previous one, if any", "err", err)
+			c.logger.Error("the new TLS certificate cannot be used; keeping the previous one, if any", "error", err)
 		}
 	}
 	if c.current == nil {
@@ -180,9 +180,9 @@ func (s *secretCertificate) run(ctx context.Context) {
 		} else if told != err.Error() { // log each kind of error once
 			told = err.Error()
 			if cert, _ := s.get(nil); cert == nil {
-				s.logger.Warn("waiting for the TLS certificate of tls.secretName", "secret", s.name, "err", err)
+				s.logger.Warn("waiting for the TLS certificate of tls.secretName", "secret", s.name, "error", err)
 			} else {
-				s.logger.Error("the Secret of tls.secretName cannot be used; keeping the previous certificate", "secret", s.name, "err", err)
+				s.logger.Error("the Secret of tls.secretName cannot be used; keeping the previous certificate", "secret", s.name, "error", err)
 			}
 		}
 		timer := time.NewTimer(s.pause(err))

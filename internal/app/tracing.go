@@ -84,7 +84,7 @@ func (e *patientExporter) ExportSpans(ctx context.Context, spans []sdktrace.Read
 	switch failed := err != nil; {
 	case !e.failed.CompareAndSwap(!failed, failed):
 	case failed:
-		e.logger.Warn("sending spans to tracing.endpoint failed; dropping spans until it accepts them", "err", fmt.Sprintf("%.500s", err))
+		e.logger.Warn("sending spans to tracing.endpoint failed; dropping spans until it accepts them", "error", fmt.Sprintf("%.500s", err))
 	default:
 		e.logger.Info("spans can be sent again")
 	}

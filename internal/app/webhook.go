@@ -141,7 +141,7 @@ func awaitReady(ctx context.Context, ready func() error, logger *slog.Logger) {
 			return
 		}
 		if !told {
-			logger.Warn("waiting for the TLS certificate", "err", err)
+			logger.Warn("waiting for the TLS certificate", "error", err)
 			told = true
 		}
 		select {

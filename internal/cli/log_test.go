@@ -65,7 +65,7 @@ func TestTheLogSaysWhichErrorEndedTheServer(t *testing.T) {
 	if err == nil {
 		t.Fatal("it serves on an address that another process has")
 	}
-	if lines := s.logLines("ended"); len(lines) != 1 || lines[0]["level"] != "ERROR" || lines[0]["err"] != err.Error() {
+	if lines := s.logLines("ended"); len(lines) != 1 || lines[0]["level"] != "ERROR" || lines[0]["error"] != err.Error() {
 		t.Errorf("%v\nwant one with %v", lines, err)
 	}
 }

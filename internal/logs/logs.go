@@ -119,6 +119,7 @@ type handler struct {
 
 // Handle implements slog.Handler.
 func (h handler) Handle(ctx context.Context, r slog.Record) error {
+	r = renamed(r)
 	cause, failed := causeOf(r)
 	if failed && h.limit.holds(r.Message, cause, func(leftOut int) { h.writeLater(ctx, r, leftOut) }) {
 		return nil
@@ -145,13 +146,35 @@ func (h handler) WithGroup(name string) slog.Handler {
 	return handler{h.Handler.WithGroup(name), h.limit}
 }
 
+// ofLibraries is the key under which logr writes an error, such as those of controller-runtime.
+const ofLibraries = "err"
+
+// renamed returns a record whose error has the key that this program uses.
+func renamed(r slog.Record) slog.Record {
+	var attrs []slog.Attr
+	found := false
+	r.Attrs(func(a slog.Attr) bool {
+		if a.Key == ofLibraries {
+			a.Key, found = "error", true
+		}
+		attrs = append(attrs, a)
+		return true
+	})
+	if !found {
+		return r
+	}
+	same := slog.NewRecord(r.Time, r.Level, r.Message, r.PC)
+	same.AddAttrs(attrs...)
+	return same
+}
+
 // causeOf returns the error of a record that may be left out.
 func causeOf(r slog.Record) (cause string, failed bool) {
 	if r.Level < slog.LevelWarn {
 		return "", false
 	}
 	r.Attrs(func(a slog.Attr) bool {
-		if failed = a.Key == "error" || a.Key == "err"; failed {
+		if failed = a.Key == "error"; failed {
 			cause = a.Value.String()
 		}
 		return !failed

@@ -67,9 +67,9 @@ func TestAChangeIsWrittenAtOnce(t *testing.T) {
 		for range 3 {
 			logger.Error("committing failed", "error", "disk full")
 			logger.Error("committing failed", "error", "read-only")
-			logger.Warn("a call of the KMS failed", "err", "disk full")
+			logger.Warn("a call of the KMS failed", "err", "disk full") // as libraries do
 		}
-		wants(t, lines(), "msg=\"committing failed\" error=\"disk full\"\nmsg=\"committing failed\" error=read-only\nmsg=\"a call of the KMS failed\" err=\"disk full\"")
+		wants(t, lines(), "msg=\"committing failed\" error=\"disk full\"\nmsg=\"committing failed\" error=read-only\nmsg=\"a call of the KMS failed\" error=\"disk full\"")
 	})
 }
 

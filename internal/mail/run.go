@@ -49,7 +49,7 @@ func (o *Outbox) Run(ctx context.Context, t Transport, opts Options) error {
 	for ctx.Err() == nil {
 		wait, err := c.pass(ctx)
 		if err != nil && ctx.Err() == nil {
-			c.options.Logger.Error("the mail outbox cannot be used; retrying", "in", firstRetry, "err", err)
+			c.options.Logger.Error("the mail outbox cannot be used; retrying", "in", firstRetry, "error", err)
 			wait = firstRetry
 		}
 		if wait <= 0 {
@@ -275,7 +275,7 @@ func (c *courier) postpone(ctx context.Context, l letter, kind Kind, err error) 
 	c.mu.Unlock()
 	c.note(func(s *Stats) { s.Postponed++ })
 	failed := c.release(storing, l, attempt{Failures: next.failures, Next: next.next.UTC()})
-	c.options.Logger.Warn("a mail could not be sent; retrying", "mail", l.id(), "kind", kind, "in", wait, "err", errors.Join(err, failed))
+	c.options.Logger.Warn("a mail could not be sent; retrying", "mail", l.id(), "kind", kind, "in", wait, "error", errors.Join(err, failed))
 }
 
 func (c *courier) giveUp(ctx context.Context, l letter, kind Kind, why string) {

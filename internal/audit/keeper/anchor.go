@@ -227,7 +227,7 @@ func (k *AnchorKeeper) visit(ctx context.Context, a *keptAnchor, kind visitKind)
 		a.loggedFailure = ""
 	case err != nil && a.loggedFailure != fault.Message(err): // logged once for each message
 		a.loggedFailure = fault.Message(err)
-		k.Logger.WarnContext(ctx, "the anchor of the audit log cannot be kept; retrying", "place", a.Anchor.Name(), "err", err)
+		k.Logger.WarnContext(ctx, "the anchor of the audit log cannot be kept; retrying", "place", a.Anchor.Name(), "error", err)
 	}
 }
 
@@ -454,7 +454,7 @@ func (k *AnchorKeeper) compare(ctx context.Context, a *keptAnchor, theirs audit.
 // has seen. It writes nothing.
 func (k *AnchorKeeper) checkDatabase(ctx context.Context) {
 	if _, err := k.log.Detector.CheckForRollback(ctx); err != nil {
-		k.Logger.WarnContext(ctx, "the newest checkpoint of the audit log cannot be held against its entries", "err", err)
+		k.Logger.WarnContext(ctx, "the newest checkpoint of the audit log cannot be held against its entries", "error", err)
 	}
 	k.logLoss(ctx)
 }
@@ -468,6 +468,6 @@ func (k *AnchorKeeper) logLoss(ctx context.Context) {
 		return
 	}
 	k.logged = lost
-	k.Logger.ErrorContext(ctx, "entries of the audit log are lost, and nothing is served until that is accepted", "err", lost,
+	k.Logger.ErrorContext(ctx, "entries of the audit log are lost, and nothing is served until that is accepted", "error", lost,
 		"lost_from", lost.LostFrom, "lost_to", lost.LostTo, "place", lost.Source)
 }

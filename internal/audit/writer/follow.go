@@ -413,7 +413,7 @@ func (f *followLoop) readStateAnew(ctx context.Context, g storeState) {
 		f.stateFailed = ""
 	case f.stateFailed != err.Error():
 		f.stateFailed = err.Error()
-		f.logger.ErrorContext(ctx, "the state of the stored rows cannot be read after an accepted loss, so rows are refused; retrying", "err", err)
+		f.logger.ErrorContext(ctx, "the state of the stored rows cannot be read after an accepted loss, so rows are refused; retrying", "error", err)
 	}
 }
 

@@ -69,5 +69,5 @@ func (s *Schedule) failed(ctx context.Context, step Step, message string, err er
 	s.mu.Lock()
 	s.failures[step]++
 	s.mu.Unlock()
-	s.Logger.ErrorContext(ctx, message, append(attrs, "err", err)...)
+	s.Logger.ErrorContext(ctx, message, append(attrs, "error", err)...)
 }

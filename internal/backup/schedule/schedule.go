@@ -313,7 +313,7 @@ func (s *Schedule) giveUp(ctx context.Context, c *claimed, why error) (pause tim
 		return nil
 	})
 	if err := errors.Join(removed, err); err != nil && !errors.Is(err, errTakenOver) {
-		s.Logger.WarnContext(ctx, "what an unfinished backup left was not removed; retrying with the next one", "object", c.Attempt, "err", err)
+		s.Logger.WarnContext(ctx, "what an unfinished backup left was not removed; retrying with the next one", "object", c.Attempt, "error", err)
 	}
 	return pause
 }

@@ -148,7 +148,7 @@ func (w *Watcher) build(ctx context.Context) {
 		case ctx.Err() != nil:
 			return
 		case err != nil:
-			w.logger.Error("binding the stored rows to the audit log failed; retrying", "in", retryBuild, "err", err)
+			w.logger.Error("binding the stored rows to the audit log failed; retrying", "in", retryBuild, "error", err)
 		case !ready && !waits:
 			w.logger.Info("the stored rows will be bound to the audit log when all replicas of the earlier release have ended")
 			waits = true
@@ -196,7 +196,7 @@ func (w *Watcher) scan(ctx context.Context) {
 	switch {
 	case ctx.Err() != nil:
 	case err != nil:
-		w.logger.Error("scanning the stored rows failed; retrying", "in", scanEvery, "err", err)
+		w.logger.Error("scanning the stored rows failed; retrying", "in", scanEvery, "error", err)
 	case w.State.Complete():
 		w.wrong.Set(float64(len(found.Refused)))
 		w.scanned.SetToCurrentTime()
