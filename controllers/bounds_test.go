@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -130,6 +131,11 @@ func (w *world) gathered() map[string]float64 {
 	must(w.t, registry.Register(w.metrics))
 	families, err := registry.Gather()
 	must(w.t, err)
+	problems, err := promlint.NewWithMetricFamilies(families).Lint()
+	must(w.t, err)
+	if len(problems) > 0 {
+		w.t.Errorf("promtool would complain: %v", problems)
+	}
 	all := make(map[string]float64)
 	for _, f := range families {
 		for _, m := range f.GetMetric() {

@@ -108,13 +108,13 @@ func TestLooksArePaced(t *testing.T) {
 	suspended = w.awaitThat(suspended, "the loss to be told", func(sc *v1beta1.SealedCredential) bool {
 		return meta.IsStatusConditionFalse(sc.Status.Conditions, v1beta1.ConditionTargetSynced)
 	})
-	const oldest = "latticekeep_target_oldest_look_seconds{}"
-	if age, is := w.gathered()[oldest]; !is || age > 20 {
-		t.Errorf("the oldest look is %v s ago: %v", age, is)
+	const oldest = "latticekeep_target_oldest_look_timestamp_seconds{}"
+	if at, is := w.gathered()[oldest]; !is || float64(w.clock.Now().Unix())-at > 20 {
+		t.Errorf("the oldest look is at %v: %v", at, is)
 	}
 	w.clock.Advance(time.Minute)
-	if age := w.gathered()[oldest]; age < 60 {
-		t.Errorf("a minute later the oldest look is %v s ago", age)
+	if at := w.gathered()[oldest]; float64(w.clock.Now().Unix())-at < 60 {
+		t.Errorf("a minute later the oldest look is at %v", at)
 	}
 
 	// After a start, the operator does not claim that a wrong target is right, and it looks at

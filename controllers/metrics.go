@@ -49,8 +49,8 @@ func NewMetrics() *Metrics {
 			"When the vault entry of a SealedCredential ends unless it is rotated, in Unix time.", []string{"namespace", "name"}, nil),
 		objects: prometheus.NewDesc("latticekeep_sealedcredentials",
 			"SealedCredentials by condition and its status.", []string{"condition", "status"}, nil),
-		looks: prometheus.NewDesc("latticekeep_target_oldest_look_seconds",
-			"How long ago the operator looked at the target Secret that it has not looked at for longest.", nil, nil),
+		looks: prometheus.NewDesc("latticekeep_target_oldest_look_timestamp_seconds",
+			"When the operator looked at the target Secret that it has not looked at for longest, in Unix time.", nil, nil),
 	}
 }
 
@@ -98,7 +98,7 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	}
 	if of := m.cache.Load(); of != nil {
 		if oldest := of.oldestLook(); !oldest.IsZero() {
-			ch <- prometheus.MustNewConstMetric(m.looks, prometheus.GaugeValue, of.now().Sub(oldest).Seconds())
+			ch <- prometheus.MustNewConstMetric(m.looks, prometheus.GaugeValue, float64(oldest.UnixMilli())/1000)
 		}
 	}
 }

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+
 	"github.com/latticekeep/latticekeep/test/kmstest"
 	"github.com/latticekeep/latticekeep/test/machine"
 	"github.com/latticekeep/latticekeep/test/pgtest"
@@ -40,7 +42,18 @@ func (s *site) probe(operations string) (p probes) {
 		s.t.Errorf("/readyz is %d, and %d with verbose", p.ready, status)
 	}
 	_, p.metrics = s.ask(c, "GET", operations+"/metrics", "", "")
+	lintMetrics(s.t, p.metrics)
 	return p
+}
+
+// lintMetrics checks the names and types of metrics as promtool check metrics does.
+func lintMetrics(t *testing.T, text string) {
+	t.Helper()
+	problems, err := promlint.New(strings.NewReader(text)).Lint()
+	must(t, err)
+	for _, p := range problems {
+		t.Errorf("%s: %s", p.Metric, p.Text)
+	}
 }
 
 // want checks the status of /readyz and parts of the list of checks and of the metrics.

@@ -90,6 +90,7 @@ func (h *hook) get(path string) (int, string) {
 func (h *hook) reviews() (n int) {
 	h.t.Helper()
 	_, text := h.get("/metrics")
+	lintMetrics(h.t, text)
 	for line := range strings.Lines(text) {
 		if strings.HasPrefix(line, "latticekeep_admission_reviews_total{") {
 			var of int

@@ -220,7 +220,7 @@ func changedMetrics(t *testing.T) []string {
 		"LatticekeepCredentialExpired": {
 			{`latticekeep_credential_expiry_timestamp_seconds{name="db",namespace="shop"}`, now + 30*day, now - 1, false},
 		},
-		"LatticekeepTargetsUnseen":  {{"latticekeep_target_oldest_look_seconds", 500, 4000, false}},
+		"LatticekeepTargetsUnseen":  {{"latticekeep_target_oldest_look_timestamp_seconds", now - 500, now - 4000, false}},
 		"LatticekeepTargetsChanged": {{"latticekeep_target_repairs_total", 0, 2, true}},
 		"LatticekeepWebhookBlind":   {{"latticekeep_admission_vault_unavailable_total", 0, 1, true}},
 	}
