@@ -24,13 +24,18 @@ type (
 	APIKeyRequest = apikey.Request
 )
 
-const maxAPIKeys = 1000 // per tenant
+const (
+	maxAPIKeys = 1000 // per tenant
+	maxPending = 20   // of these, waiting for an owner's approval; each mails all owners
+)
 
 var (
 	errScopesBeyond = fault.New(fault.Forbidden, "nobody gives an API key more than they hold: ask for fewer scopes")
 	errAPIKey       = fault.New(fault.NotFound, "there is no such API key: list the API keys for those there are")
 	errAPIKeys      = fault.New(fault.Conflict, "the tenant has 1000 API keys: revoke those that nobody uses")
 
+	errPending       = fault.New(fault.Conflict, "20 API keys of the tenant wait for an owner: have some approved or revoked, or wait until they lapse, 14 days after they were made")
+	errLapsed        = fault.New(fault.Conflict, "this API key was not approved within 14 days: have the operator make another one, and revoke this one")
 	errOwnersChanged = fault.New(fault.Conflict, "the owners of the tenant have just changed: try again")
 	errNotOwner      = fault.New(fault.Forbidden, "only an owner of the tenant approves an API key that the operator made")
 	errNotPending    = fault.New(fault.Conflict, "this API key waits for no approval")
@@ -43,6 +48,8 @@ const (
 	reasonTooManyAPIKeys = "too_many_api_keys"
 	reasonOwnersChanged  = "owners_changed"
 	reasonNotPending     = "not_pending"
+	reasonTooManyPending = "too_many_pending"
+	reasonLapsed         = "not_approved_in_time"
 )
 
 // apiKeys makes, approves, lists and revokes API keys, and authenticates their callers.
@@ -76,8 +83,8 @@ func (s *apiKeys) CreateAPIKey(ctx context.Context, p authz.Principal, r APIKeyR
 // CreateTenantAPIKey makes an API key of any tenant for the deployment's operator, who may hold
 // fewer scopes than the key. Its entry is in that tenant's history and names p. If the tenant has an
 // owner, the key is pending until an owner approves it, and each owner gets a mail. Errors:
-// fault.Invalid, fault.Forbidden, fault.NotFound, fault.Conflict for too many keys,
-// fault.Unavailable.
+// fault.Invalid, fault.Forbidden, fault.NotFound, fault.Conflict for too many keys or too many that are
+// pending, fault.Unavailable.
 func (s *apiKeys) CreateTenantAPIKey(ctx context.Context, p authz.Principal, id authz.TenantID, r APIKeyRequest) (APIKey, string, error) {
 	if err := s.guard.Admit(ctx, p, authz.CreateTenantAPIKey); err != nil {
 		return APIKey{}, "", err
@@ -125,17 +132,17 @@ func (s *apiKeys) createAPIKey(ctx context.Context, p authz.Principal, tenant au
 		if err != nil {
 			return err
 		}
-		n, err := s.grants.apiKeys.Count(tx, tenant)
-		switch {
-		case err != nil:
+		lapsed, err := s.roomFor(tx, &k.Row)
+		if err != nil {
 			return err
-		case n >= maxAPIKeys:
-			return records.Refuse(reasonTooManyAPIKeys, errAPIKeys)
 		}
 		e.Resource.ID, e.Attributes = k.Row.ID, k.Row.Attributes()
 		e.Principal.Tenant = tenant
 		for _, m := range mails { // last, because what precedes a refusal is stored
 			err = errors.Join(err, m.post.Put(tx))
+		}
+		for _, id := range lapsed {
+			err = errors.Join(err, s.lapse(tx, apikey.Name{Tenant: tenant, ID: id}))
 		}
 		return errors.Join(err, s.grants.apiKeys.Put(tx, k))
 	})
@@ -146,6 +153,47 @@ func (s *apiKeys) createAPIKey(ctx context.Context, p authz.Principal, tenant au
 		s.outbox.Notify()
 	}
 	return k.Row.Key(time.Time{}), k.Secret, nil
+}
+
+// roomFor returns an error if the tenant has no room for a new key, and the keys that make room for it
+// because no owner approved them in time.
+func (s *apiKeys) roomFor(r store.Reader, row *apikey.Row) (lapsed []string, err error) {
+	n, err := s.grants.apiKeys.Count(r, row.Tenant)
+	waiting := 0
+	if err == nil && row.Pending() {
+		var keys []APIKey
+		keys, err = s.grants.apiKeys.Of(r, row.Tenant)
+		now := s.now()
+		for _, k := range keys {
+			switch {
+			case !k.Pending:
+			case k.Expired(now):
+				lapsed = append(lapsed, k.ID)
+			default:
+				waiting++
+			}
+		}
+	}
+	switch {
+	case err != nil:
+		return nil, err
+	case waiting >= maxPending:
+		return nil, records.Refuse(reasonTooManyPending, errPending)
+	case n-len(lapsed) >= maxAPIKeys:
+		return nil, records.Refuse(reasonTooManyAPIKeys, errAPIKeys)
+	}
+	return lapsed, nil
+}
+
+// lapse deletes a key that was not approved in time, with an entry.
+func (s *apiKeys) lapse(tx store.Tx, n apikey.Name) error {
+	e := apiKeyEvent(audit.APIKeyRevoked, authz.SystemPrincipal(n.Tenant), n.ID)
+	e.Attributes = map[string]string{audit.AttributeReason: reasonLapsed}
+	_, err := s.grants.apiKeys.Delete(tx, n)
+	if err == nil {
+		_, err = s.guard.Append(tx, e)
+	}
+	return err
 }
 
 // bindToGrantor lets the user behind p answer for a new key, which expires no later than p.
@@ -202,7 +250,8 @@ func (s *apiKeys) requireApproval(r store.Reader, row *apikey.Row, mails []appro
 
 // ApproveAPIKey lets a pending API key of p's tenant work. The user p, an owner, answers for it from
 // now on. Errors: fault.Forbidden for anybody else and for an owner whose address is not verified,
-// fault.NotFound, fault.Conflict for a key that is not pending, fault.Unavailable.
+// fault.NotFound, fault.Conflict for a key that is not pending or was not approved in time,
+// fault.Unavailable.
 func (s *apiKeys) ApproveAPIKey(ctx context.Context, p authz.Principal, id string) error {
 	if err := s.guard.Admit(ctx, p, authz.ApproveAPIKey); err != nil {
 		return err
@@ -221,6 +270,8 @@ func (s *apiKeys) ApproveAPIKey(ctx context.Context, p authz.Principal, id strin
 			return records.Refuse(reasonNoAPIKey, errAPIKey)
 		case !row.Pending():
 			return records.Refuse(reasonNotPending, errNotPending)
+		case row.Key(time.Time{}).Expired(s.now()):
+			return records.Refuse(reasonLapsed, errLapsed)
 		}
 		by, err := s.grants.grantor(tx, p, authz.ApproveAPIKey)
 		if err != nil {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
@@ -123,6 +124,62 @@ func TestAKeyThatIsRefusedAsksNobody(t *testing.T) {
 	}
 	if sent := f.mails(); len(sent) > 0 {
 		t.Errorf("%d mails about a key that does not exist", len(sent))
+	}
+}
+
+// The operator's key neither fills a tenant's list nor its owners' mailboxes.
+func TestFewKeysWaitForAnOwnerAndNotForever(t *testing.T) {
+	f := newPeople(t)
+	owner := f.verified("ada@example.com")
+	_, err := f.ActivateTenant(t.Context(), operator(), owner.Tenant) // a trial ends earlier
+	must(t, err)
+	ask := func() (APIKey, error) {
+		k, _, err := f.CreateTenantAPIKey(t.Context(), operator(), owner.Tenant, APIKeyRequest{Name: "k", Scopes: []authz.Scope{authz.VaultRead}})
+		return k, err
+	}
+	var made []APIKey
+	for range 20 {
+		k, err := ask()
+		must(t, err)
+		made = append(made, k)
+	}
+	f.mails()
+	refused := func(name string) {
+		t.Helper()
+		if _, err := ask(); !errors.Is(err, fault.Conflict) || len(f.mails()) > 0 {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	refused("a 21st")
+	must(t, f.ApproveAPIKey(t.Context(), owner.Principal, made[0].ID))
+	if _, err := ask(); err != nil {
+		t.Error("after an approval:", err)
+	}
+	f.mails()
+	refused("a 22nd")
+
+	f.advance(14*24*time.Hour - time.Second)
+	refused("a moment before they lapse")
+	f.advance(time.Second)
+	me := f.caller(f.signIn("ada@example.com", goodPassword)).Principal
+	if err := f.ApproveAPIKey(t.Context(), me, made[1].ID); !errors.Is(err, fault.Conflict) || !strings.Contains(err.Error(), "14 days") {
+		t.Error("approved too late:", err)
+	}
+	if _, err := ask(); err != nil {
+		t.Error("after they lapsed:", err)
+	}
+	list, err := f.APIKeys(t.Context(), me)
+	if err != nil || len(list) != 2 || list[0].ID != made[0].ID || list[0].Pending || !list[1].Pending {
+		t.Errorf("%+v, %v", list, err)
+	}
+	revoked := 0
+	for _, e := range f.entries(owner.Tenant) {
+		if e.EventType == audit.APIKeyRevoked && e.Attributes[audit.AttributeReason] == reasonLapsed {
+			revoked++
+		}
+	}
+	if revoked != 20 {
+		t.Errorf("%d keys lapsed with an entry", revoked)
 	}
 }
 

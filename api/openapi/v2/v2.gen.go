@@ -1424,7 +1424,7 @@ type APIKey struct {
 	Name       string     `json:"name"`
 	Scopes     []Scope    `json:"scopes"`
 
-	// Status A key that is `pending` works when an owner of the tenant has approved it.
+	// Status A key that is `pending` works when an owner of the tenant has approved it, within 14 days.
 	Status APIKeyStatus `json:"status"`
 }
 
@@ -1434,7 +1434,7 @@ type APIKeyList struct {
 	Success Succeeded `json:"success"`
 }
 
-// APIKeyStatus A key that is `pending` works when an owner of the tenant has approved it.
+// APIKeyStatus A key that is `pending` works when an owner of the tenant has approved it, within 14 days.
 type APIKeyStatus string
 
 // AcceptInvitationRequest defines model for AcceptInvitationRequest.
@@ -1822,7 +1822,7 @@ type CreatedAPIKey struct {
 	Name      string     `json:"name"`
 	Scopes    []Scope    `json:"scopes"`
 
-	// Status A key that is `pending` works when an owner of the tenant has approved it.
+	// Status A key that is `pending` works when an owner of the tenant has approved it, within 14 days.
 	Status  APIKeyStatus `json:"status"`
 	Success Succeeded    `json:"success"`
 }

@@ -123,8 +123,13 @@ func NewStore(rows *records.Store, now func() time.Time) *Store { return &Store{
 
 func (s *Store) hash(raw []byte) string { return s.rows.Hash("latticekeep/api-key/v1", raw) }
 
-// Expired reports whether the key has ended.
-func (k Key) Expired(now time.Time) bool { return !k.ExpiresAt.IsZero() && !now.Before(k.ExpiresAt) }
+// PendingFor is how long a key waits for an owner's approval.
+const PendingFor = 14 * 24 * time.Hour
+
+// Expired reports whether the key has ended, or waited too long for its approval.
+func (k Key) Expired(now time.Time) bool {
+	return !k.ExpiresAt.IsZero() && !now.Before(k.ExpiresAt) || k.Pending && !now.Before(k.CreatedAt.Add(PendingFor))
+}
 
 // Key returns the description of the key, which was last used at the given time. The scopes of a
 // pending key are those that it gets.
