@@ -38,6 +38,6 @@ func (s *service) logMemory() {
 	limit, need := memory.Limit(), s.memoryNeed()
 	s.logger.Info("memory", "limit_bytes", limit, "need_bytes", need)
 	if err := memoryError(limit, need); err != nil {
-		s.logger.Warn("there is too little memory", "err", err)
+		s.logger.Warn("there is too little memory", "error", err)
 	}
 }
