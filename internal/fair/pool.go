@@ -9,7 +9,7 @@ import (
 
 // Pool lends units, such as bytes of memory, to callers with a key. Callers of the key that has the
 // fewest units are served first. If too few units are free, loans are called in until there are enough:
-// first those of the key that has the most, while that is more than the caller's key would then have,
+// first the longest of the key that has the most, while that is more than the caller's key would then have,
 // and then those that were there for longer than a grace. So no keys can keep out another one, however
 // slowly their callers work. It is safe for concurrent use.
 type Pool[K comparable] struct {
@@ -193,7 +193,7 @@ func (p *Pool[K]) victim(next *Loan[K]) *Loan[K] {
 			continue
 		}
 		first := front.Value.(*Loan[K])
-		if b.units > most {
+		if b.units > most || ofMost != nil && b.units == most && first.since.Before(ofMost.since) {
 			ofMost, most = first, b.units
 		}
 		if longest == nil || first.since.Before(longest.since) {

@@ -243,6 +243,32 @@ func TestACallerAndATenantHaveFewTailsOpen(t *testing.T) {
 	}
 }
 
+// Eight tenants hold all places. Others get theirs of the tenant that has most, whose clients go on.
+func TestTenantsWithManyTailsGiveWayToAnother(t *testing.T) {
+	s := newService(t)
+	key := func(i int) string {
+		return s.GrantKeyIn(s.TenantOf(s.Register("owner"+strconv.Itoa(i)+"@example.org")), authz.AuditRead)
+	}
+	var first, last *tail
+	for i := range 8 {
+		tenant := s.TenantOf(s.Register("holder" + strconv.Itoa(i) + "@example.org"))
+		for range 2 {
+			holder := s.GrantKeyIn(tenant, authz.AuditRead)
+			for range 4 {
+				last = s.tail(t, holder, "")
+				if first == nil {
+					first = last
+				}
+			}
+		}
+	}
+	for i := range 2 {
+		s.tail(t, key(i), "").expect("AUDIT_READ")
+	}
+	first.drain() // it has ended as it should
+	last.expect("AUDIT_READ")
+}
+
 func TestATailEndsWithTheServer(t *testing.T) {
 	s := newService(t)
 	ctx, stop := context.WithCancel(t.Context())

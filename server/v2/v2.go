@@ -71,7 +71,7 @@ func newEndpoints(c Config) *endpoints {
 		&vaultAPI{c.Vault},
 		&cryptoAPI{c.Transit},
 		&accountAPI{identity: c.Identity, now: c.Now, secureCookies: c.SecureCookies},
-		&auditAPI{audit: c.Audit, reader: c.Reader, guard: c.Guard, now: c.Now},
+		&auditAPI{audit: c.Audit, reader: c.Reader, guard: c.Guard, tails: newTails(), now: c.Now},
 		&backupAPI{Backups: c.Backups, audit: c.Audit, guard: c.Guard, keys: c.Keys, program: c.Program, now: c.Now},
 		&complianceAPI{compliance: c.Compliance, reports: c.Reports, guard: c.Guard, computing: fair.NewSemaphore[authz.TenantID](0, 1)},
 		&clusterAPI{cluster: c.Cluster, guard: c.Guard, keys: c.Keys},
