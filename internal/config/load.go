@@ -60,12 +60,28 @@ func (s *Config) readYAML(text []byte) error {
 		text = wrongDuration.ReplaceAllString(text, "$1 is not a duration: give one such as 30s, 5m or 24h")
 		return errors.New(text)
 	} else if err != nil {
-		return err
+		return inLine(text, err)
 	}
 	if err := d.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
 		return errors.New("it holds more than one document: keep the first")
 	}
 	return nil
+}
+
+// inLine returns an error of YAML's syntax with the line where it begins. The parser leaves the line out
+// of some: it is the first one up to which the text has the same error.
+func inLine(text []byte, err error) error {
+	said := strings.TrimPrefix(err.Error(), "yaml: ")
+	if strings.HasPrefix(said, "line ") {
+		return errors.New(said)
+	}
+	lines := bytes.SplitAfter(text, []byte("\n"))
+	for n := range lines {
+		if part := yaml.Unmarshal(bytes.Join(lines[:n+1], nil), new(any)); part != nil && part.Error() == err.Error() {
+			return fmt.Errorf("line %d: %s", n+1, said)
+		}
+	}
+	return errors.New(said)
 }
 
 const variablePrefix = "LATTICEKEEP_"

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -30,6 +31,23 @@ type failure struct {
 
 func (f *failure) Error() string { return f.cause.Error() }
 func (f *failure) Unwrap() error { return f.cause }
+
+// inOneLine is an error of pgconn, which writes a line for each attempt: to each address of each host,
+// with and without TLS. It says each of them once.
+type inOneLine struct{ error }
+
+func (e inOneLine) Error() string {
+	lines := strings.Split(e.error.Error(), "\n")
+	var attempts []string
+	for _, line := range lines[1:] {
+		if line = strings.TrimSpace(line); line != "" && !slices.Contains(attempts, line) {
+			attempts = append(attempts, line)
+		}
+	}
+	return strings.TrimSpace(lines[0] + " " + strings.Join(attempts, "; "))
+}
+
+func (e inOneLine) Unwrap() error { return e.error }
 
 // failed classifies an error of pgconn. It treats every error that is not an answer of the server
 // as a lost connection.

@@ -162,6 +162,19 @@ func TestABadURLIsRefusedWithoutItsPassword(t *testing.T) {
 	}
 }
 
+// An operator reads it in a log or a terminal.
+func TestAServerThatIsAwayIsToldInOneLine(t *testing.T) {
+	_, err := Open(t.Context(), "postgres://vault@127.0.0.1:1,127.0.0.1:2/vault", Options{})
+	if err == nil {
+		t.Fatal("opened")
+	}
+	for text, n := range map[string]int{"\n": 0, "\t": 0, "127.0.0.1:1 (127.0.0.1): dial error": 1, "127.0.0.1:2 (127.0.0.1): dial error": 1} {
+		if got := strings.Count(err.Error(), text); got != n {
+			t.Errorf("%d times %q: %v", got, text, err)
+		}
+	}
+}
+
 func TestOverANetworkOnlyTheHostItselfWillDo(t *testing.T) {
 	cert, _ := certificate(t)
 	root := filepath.Join(t.TempDir(), "root.crt")

@@ -73,7 +73,7 @@ func (s *server) connect(ctx context.Context, p purpose) (*conn, error) {
 			err = fmt.Errorf("PostgreSQL does not agree on X25519MLKEM768, the post-quantum key exchange that is required; "+
 				"it has it with OpenSSL 3.5 or newer: %w", err)
 		}
-		return nil, &failure{err, down}
+		return nil, &failure{inOneLine{err}, down}
 	}
 	established.Store(true)
 	c.pg = pg

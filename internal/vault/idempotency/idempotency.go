@@ -111,7 +111,7 @@ func (i *Keys) Fingerprint(tenant authz.TenantID, req Request) *Fingerprint {
 var (
 	errTaken        = fault.New(fault.Conflict, "another request with this Idempotency-Key came first: retry")
 	errOtherRequest = fault.New(fault.Invalid, "the Idempotency-Key was used with another request: use a new key for a new credential")
-	errOverRequest  = fault.New(fault.Invalid, "the credential made with this Idempotency-Key was replaced or deleted since: use a new key")
+	errOverRequest  = fault.New(fault.Invalid, "the credential made with this Idempotency-Key was replaced or deleted since, so the request was carried out: use a new key only for another credential")
 )
 
 // FirstAnswer returns the answer to the first request with the Fingerprint, or nil if there was
