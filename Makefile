@@ -17,6 +17,7 @@ BIN := $(CURDIR)/bin
 DATA_DIR ?= .latticekeep
 FUZZTIME ?= 30s
 BENCHTIME ?= 3s
+GROWTH ?= 3000000
 # The slowest package alone, on a busy machine of two cores; go test's own limit of ten minutes is for faster ones.
 TEST_TIMEOUT ?= 20m
 # Comments behind code that are half a sentence, at most.
@@ -205,6 +206,11 @@ bench: build ## drive the built server over loopback and print docs/benchmarks.m
 bench-million: build ## the same with a million credentials beside a thousand (a quarter of an hour, 20 GB in the temporary folder)
 	@go build -o $(BIN)/tools/bench ./hack/bench
 	@exec $(BIN)/tools/bench -latticekeep $(BIN)/latticekeep -part growth -credentials 1000000 $(BENCH)
+
+.PHONY: bench-growth
+bench-growth: postgres ## measure what a read takes for good: GROWTH reads (3000000; hours, 16 GB in the temporary folder) in the embedded store, 200,000 in PostgreSQL
+	go test -run '^$$' -bench 'Growth$$' -benchtime $(GROWTH)x -timeout 0 ./internal/audit/keeper
+	go test -run '^$$' -bench GrowthPostgres -benchtime 200000x -timeout 0 ./internal/audit/keeper
 
 .PHONY: bench-primitives
 bench-primitives: ## run the benchmarks of single packages that docs/benchmarks.md publishes

@@ -163,8 +163,8 @@ func NewFixture(t testing.TB) *Fixture {
 	return (&Fixture{T: t, Path: filepath.Join(t.TempDir(), "audit.db")}).begin()
 }
 
-// newPostgresFixture is [NewFixture] with PostgreSQL.
-func newPostgresFixture(t testing.TB) *Fixture {
+// NewPostgresFixture is [NewFixture] with PostgreSQL.
+func NewPostgresFixture(t testing.TB) *Fixture {
 	t.Helper()
 	return (&Fixture{T: t, URL: pgtest.Shared(t).URL()}).begin()
 }
@@ -172,7 +172,7 @@ func newPostgresFixture(t testing.TB) *Fixture {
 // OnBothStores runs a test on each kind of store.
 func OnBothStores(t *testing.T, test func(t *testing.T, newFixture func(testing.TB) *Fixture)) {
 	t.Run("bolt", func(t *testing.T) { test(t, NewFixture) })
-	t.Run("postgres", func(t *testing.T) { test(t, newPostgresFixture) })
+	t.Run("postgres", func(t *testing.T) { test(t, NewPostgresFixture) })
 }
 
 // Opens opens the store of the fixture.

@@ -3,8 +3,6 @@ package keeper
 import (
 	"bytes"
 	"context"
-	"crypto/rand"
-	"encoding/base32"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -302,96 +300,6 @@ func TestPackedEntriesAreArchived(t *testing.T) {
 			t.Error("packed again:", err)
 		}
 	})
-}
-
-// mostBytes is what a read may cost: a signature and 700 bytes.
-const mostBytes = 3309 + 700
-
-// A read costs at most a signature and 700 bytes of the file, with everything that is derived from
-// its entry.
-func TestAReadCostsFewBytes(t *testing.T) {
-	f := audittest.NewFixture(t)
-	if cost := costOfReads(t, f, 3000, packer(f)); cost > mostBytes {
-		t.Errorf("a read costs %.0f bytes, want at most %d", cost, mostBytes)
-	}
-}
-
-// BenchmarkGrowth measures what a read costs, with packing as a server does it.
-//
-//	go test -run '^$' -bench Growth -benchtime 100000x ./internal/audit/keeper
-func BenchmarkGrowth(b *testing.B) {
-	f := audittest.NewFixture(b)
-	cost := costOfReads(b, f, b.N, &Packer{Log: f.Log.Log, Logger: slog.New(slog.DiscardHandler)})
-	b.ReportMetric(cost, "bytes/read")
-	for name, rng := range map[string]store.Range{"rows": audit.EntryRange, "packs": entries.PackRange, "index": audit.TenantRange, "tiles": audit.TileRange, "summaries": audit.SummaryRange} {
-		size := 0
-		err := audit.ScanAll(context.Background(), f.Store, rng, func(key, value []byte) error { size += len(key) + len(value); return nil })
-		if err != nil {
-			b.Fatal(err)
-		}
-		b.ReportMetric(float64(size)/float64(b.N), name+"-bytes/read")
-	}
-}
-
-// costOfReads writes entries about n reads, by 64 callers, while they are followed and packed, and
-// returns how many bytes of the file each takes, less the free pages.
-func costOfReads(t testing.TB, f *audittest.Fixture, n int, p *Packer) float64 {
-	t.Helper()
-	id := func(prefix string) string {
-		b := make([]byte, 16)
-		_, _ = rand.Read(b)
-		return prefix + strings.ToLower(base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(b))
-	}
-	var tenants, keys, credentials []string
-	for range 10 {
-		tenants, keys = append(tenants, id("ten_")), append(keys, id("key_"))
-	}
-	for range 1000 {
-		credentials = append(credentials, id("cred_"))
-	}
-	database := f.Store.(interface {
-		Usage(context.Context) (store.Usage, error)
-	})
-	used := func() int64 {
-		u, err := database.Usage(context.Background())
-		if err != nil {
-			t.Fatal(err)
-		}
-		return u.Size - u.Free
-	}
-	before := used()
-	const turn = 2000
-	for done := 0; done < n; done += turn {
-		var next atomic.Int64
-		var wg sync.WaitGroup
-		for range 64 {
-			wg.Go(func() {
-				for next.Add(1) <= int64(min(turn, n-done)) {
-					i := int(next.Load()) % len(credentials)
-					by := authz.Principal{Tenant: authz.TenantID(tenants[i%10]), Kind: authz.APIKey, ID: keys[i%10], RequestID: id("req_"), SourceIP: "10.42.117.203"}
-					err := f.Log.Record(context.Background(), audit.Event{
-						Type: audit.CredentialUnsealed, Outcome: audit.Success, Principal: by,
-						Resource: audit.Resource{ID: credentials[i], Type: audit.CredentialResource}, Attributes: map[string]string{audit.AttributeVersion: "1"},
-					})
-					if err != nil {
-						t.Error(err)
-					}
-				}
-			})
-		}
-		wg.Wait()
-		f.Advance(1e9)
-		if _, err := f.Log.Follow(context.Background()); err != nil {
-			t.Fatal(err)
-		}
-		if err := p.pass(context.Background()); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if _, err := p.Pack(context.Background(), everything); err != nil { // the rest, which the next passes would pack
-		t.Fatal(err)
-	}
-	return float64(used()-before) / float64(n)
 }
 
 func TestTheOldestEntryMayBePacked(t *testing.T) {
