@@ -326,61 +326,76 @@ func TestASmallServerServesTenThousandCredentials(t *testing.T) {
 
 func mib(n int64) float64 { return float64(n) / (1 << 20) }
 
-// Whatever reads the whole log keeps within 128 MiB, however long the log is.
-func TestALongLogTakesNoMoreMemory(t *testing.T) {
-	beside(t)
+// longLog is a deployment with a long log, whose server is stopped.
+type longLog struct {
+	*deployment
+	out io.Writer
+}
+
+func newLongLog(t *testing.T) longLog {
+	t.Helper()
 	memoryGroup(t, smallServer)
-	out := transcript(t)
-	d := newEmbedded(t)
-	p := d.start()
-	d.admit(p)
+	l := longLog{newEmbedded(t), transcript(t)}
+	p := l.start()
+	l.admit(p)
 	p.kill()
 	entries := 20_000
 	if long() {
 		entries = 1_000_000
 	}
-	d.seal(1, 1000)
-	d.record(entries/10, writer.SignEntries) // all of them would take most of the time
-	d.record(entries/10*9, writer.SignBatches)
-	recipient := d.recipient()
-	fmt.Fprintf(out, "%d entries, 1000 credentials, the limit is %d MiB\n\nMiB  command\n", entries, smallServer>>20)
-	say := func(peak int64, args ...string) {
-		words := []string{"latticekeep"}
-		for _, a := range args { // paths and keys say nothing
-			if strings.HasPrefix(a, d.dir) {
-				a = filepath.Base(a)
-			}
-			if a == recipient || a == d.system {
-				a = "…"
-			}
-			words = append(words, a)
+	l.seal(1, 1000)
+	l.record(entries/10, writer.SignEntries) // all of them would take most of the time
+	l.record(entries/10*9, writer.SignBatches)
+	fmt.Fprintf(l.out, "%d entries, 1000 credentials, the limit is %d MiB\n\nMiB  command\n", entries, smallServer>>20)
+	return l
+}
+
+// run runs a command in 128 MiB, and says how much it took.
+func (l longLog) run(args ...string) {
+	l.t.Helper()
+	peak := l.runLimited(args...)
+	words := []string{"latticekeep"}
+	for _, a := range args { // paths and keys say nothing
+		switch {
+		case strings.HasPrefix(a, l.dir):
+			a = filepath.Base(a)
+		case strings.HasPrefix(a, "http:"):
+			a = "URL"
+		case a == l.recipient(), a == l.system:
+			a = "…"
 		}
-		fmt.Fprintf(out, "%3.0f  %s\n", mib(peak), strings.Join(words, " "))
+		words = append(words, a)
 	}
-	run := func(args ...string) { say(d.runLimited(args...), args...) }
-	data := []string{"--data-dir", d.path("data"), "--kms-key-file", d.path("keys/kms.key")}
-	run(append([]string{"audit", "verify"}, data...)...)
-	run(append([]string{"audit", "export", "--output", d.path("log.jsonl")}, data...)...)
-	run("audit", "verify", "--file", d.path("log.jsonl"))
-	must(t, os.Remove(d.path("log.jsonl")))
-	run(append([]string{"backup", "--output", d.path("backup"), "--recipient", recipient}, data...)...)
-	run("backup", "verify", "--input", d.path("backup"), "--verify-with", d.path("identity.txt"))
-	run("restore", "--input", d.path("backup"), "--identity-file", d.path("identity.txt"), "--data-dir", d.path("restored"))
-	must(t, errors.Join(os.RemoveAll(d.path("restored")), os.Remove(d.path("backup"))))
-	if t.Failed() {
-		return
-	}
+	fmt.Fprintf(l.out, "%3.0f  %s\n", mib(peak), strings.Join(words, " "))
+}
+
+// Commands that read or write the whole log of a stopped server keep within 128 MiB, however long it is.
+func TestALongLogTakesNoMoreMemory(t *testing.T) {
+	beside(t)
+	l := newLongLog(t)
+	data := []string{"--data-dir", l.path("data"), "--kms-key-file", l.path("keys/kms.key")}
+	l.run(append([]string{"audit", "verify"}, data...)...)
+	l.run(append([]string{"audit", "export", "--output", l.path("log.jsonl")}, data...)...)
+	l.run("audit", "verify", "--file", l.path("log.jsonl"))
+	must(t, os.Remove(l.path("log.jsonl")))
+	l.run(append([]string{"backup", "--output", l.path("backup"), "--recipient", l.recipient()}, data...)...)
+	l.run("backup", "verify", "--input", l.path("backup"), "--verify-with", l.path("identity.txt"))
+	l.run("restore", "--input", l.path("backup"), "--identity-file", l.path("identity.txt"), "--data-dir", l.path("restored"))
+}
+
+// So do a server with such a log, and those who ask it for all of it.
+func TestALongLogIsServedInNoMoreMemory(t *testing.T) {
+	beside(t)
+	l := newLongLog(t)
 	g := memoryGroup(t, smallServer)
-	p = d.startLimited(g)
-	url := []string{"--url", p.url, "--api-key", d.system}
+	p := l.startLimited(g)
 	for _, args := range [][]string{
-		{"audit", "verify", "--whole"}, {"audit", "export", "--whole", "--output", d.path("log.jsonl")}, {"backup", "--output", d.path("online"), "--recipient", recipient},
+		{"audit", "verify", "--whole"}, {"audit", "export", "--whole", "--output", l.path("log.jsonl")}, {"backup", "--output", l.path("backup"), "--recipient", l.recipient()},
 	} {
-		peak := d.runLimited(append(args, url...)...)
-		say(peak, append(args, "--url", "URL")...)
-		fmt.Fprintf(out, "%3.0f  … its server\n", mib(g.Peak()))
-	}
-	if n := g.Kills(t); n > 0 || p.dead() {
-		t.Fatalf("%d processes were killed: %s", n, p.log.Tail())
+		l.run(append(args, "--url", p.url, "--api-key", l.system)...)
+		fmt.Fprintf(l.out, "%3.0f  … its server\n", mib(g.Peak()))
+		if n := g.Kills(t); n > 0 || p.dead() || t.Failed() {
+			t.Fatalf("%d processes were killed: %s", n, p.log.Tail())
+		}
 	}
 }
