@@ -40,8 +40,8 @@ type Config struct {
 	TLS TLS `yaml:"tls"`
 
 	Operations struct {
-		// Listen is the address of /healthz, /readyz and /metrics in plain HTTP, for probes and
-		// scrapes inside your network. They are then on no other address.
+		// Listen is the address of /healthz, /readyz, /diagnosis and /metrics in plain HTTP, for
+		// probes and scrapes inside your network. They are then on no other address.
 		Listen string `yaml:"listen"`
 		// Profiling adds /debug/pprof/ to operations.listen, which must be a loopback address:
 		// profiles show what the process does to everybody who reaches it, but no value.

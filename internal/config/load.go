@@ -18,54 +18,119 @@ import (
 
 // Load reads the YAML file at path, then the variables in environ (as [os.Environ] returns them)
 // whose names begin with LATTICEKEEP_, then flags by key. A later source overrides an earlier one.
-// An unknown key or variable is an error, as is a combination that is not allowed.
+// An unknown key or variable is an error, as is a combination that is not allowed. The error is an
+// [*Error] with all of them, unless the file cannot be read at all.
 func Load(path string, environ []string, flags map[string]string) (Config, error) {
 	s := Default()
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return Config{}, fmt.Errorf("reading the configuration: %w", err)
 	}
-	if err := s.readYAML(text); err != nil {
+	faults, err := s.readYAML(text)
+	if err != nil {
 		return Config{}, fmt.Errorf("reading the configuration %s: %w", path, err)
 	}
-	if err := s.readEnvironment(environ); err != nil {
-		return Config{}, err
-	}
+	from := linesOf(text)
+	faults = append(faults, s.readEnvironment(environ, from)...)
 	for _, k := range s.keys() {
 		if value, ok := flags[k.name]; ok {
+			from[k.name] = "a flag"
 			if err := k.set(value); err != nil {
-				return Config{}, err
+				faults = append(faults, err)
 			}
 		}
 	}
-	if err := s.check(); err != nil {
-		return Config{}, fmt.Errorf("the configuration cannot be used:\n%w", err)
+	if faults = append(faults, s.locate(s.check(), from, faults)...); len(faults) > 0 {
+		return Config{}, &Error{path, faults}
 	}
 	return s, nil
+}
+
+// Error says what is wrong in a configuration.
+type Error struct {
+	Path   string
+	Faults []error // each with the line, the variable or the key
+}
+
+// Error implements error.
+func (e *Error) Error() string {
+	texts := make([]string, len(e.Faults))
+	for i, f := range e.Faults {
+		texts[i] = f.Error()
+	}
+	return fmt.Sprintf("the configuration %s cannot be used:\n%s", e.Path, strings.Join(texts, "\n"))
+}
+
+// linesOf returns where each key of a YAML document stands, as "line 9".
+func linesOf(text []byte) map[string]string {
+	from := make(map[string]string)
+	var walk func(n *yaml.Node, path string)
+	walk = func(n *yaml.Node, path string) {
+		for i := 0; n.Kind == yaml.MappingNode && i+1 < len(n.Content); i += 2 {
+			name := strings.TrimPrefix(path+"."+n.Content[i].Value, ".")
+			from[name] = fmt.Sprintf("line %d", n.Content[i].Line)
+			walk(n.Content[i+1], name)
+		}
+	}
+	var document yaml.Node
+	if yaml.Unmarshal(text, &document) == nil && len(document.Content) > 0 {
+		walk(document.Content[0], "")
+	}
+	return from
+}
+
+// locate splits the faults of [Config.check], each of which begins with its key, and says where the
+// value comes from. It drops those of values that could not be read: they have a fault already.
+func (s *Config) locate(err error, from map[string]string, known []error) (all []error) {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok && err != nil {
+		for _, e := range joined.Unwrap() {
+			all = append(all, s.locate(e, from, known)...)
+		}
+		return all
+	}
+	if err == nil {
+		return nil
+	}
+	place := ""
+	for _, k := range s.keys() {
+		if rest, ok := strings.CutPrefix(err.Error(), k.name); ok && strings.IndexAny(rest, ": ") == 0 {
+			place = from[k.name]
+		}
+	}
+	switch {
+	case place == "":
+		return []error{err}
+	case slices.ContainsFunc(known, func(e error) bool { return strings.HasPrefix(e.Error(), place+":") }):
+		return nil
+	}
+	return []error{fmt.Errorf("%s: %w", place, err)}
 }
 
 var wrongDuration = regexp.MustCompile("cannot unmarshal !!\\w+ (.+) into time\\.Duration")
 
 var unknownField = regexp.MustCompile(`field (\S+) not found in type \S+`)
 
-func (s *Config) readYAML(text []byte) error {
+// readYAML reads the document. It returns the keys and values that it does not take, each with its
+// line, and an error for a text that is no such document.
+func (s *Config) readYAML(text []byte) (faults []error, err error) {
 	d := yaml.NewDecoder(bytes.NewReader(text))
 	d.KnownFields(true)
-	err := d.Decode(s)
+	err = d.Decode(s)
 	if errors.Is(err, io.EOF) {
-		return nil // empty file: the environment may have all settings
+		return nil, nil // empty file: the environment may have all settings
 	}
 	if wrong := new(yaml.TypeError); errors.As(err, &wrong) {
-		text := unknownField.ReplaceAllString(strings.Join(wrong.Errors, "\n"), "there is no key $1 here")
-		text = wrongDuration.ReplaceAllString(text, "$1 is not a duration: give one such as 30s, 5m or 24h")
-		return errors.New(text)
+		for _, text := range wrong.Errors {
+			text = unknownField.ReplaceAllString(text, "there is no key $1 here")
+			faults = append(faults, errors.New(wrongDuration.ReplaceAllString(text, "$1 is not a duration: give one such as 30s, 5m or 24h")))
+		}
 	} else if err != nil {
-		return inLine(text, err)
+		return nil, inLine(text, err)
 	}
 	if err := d.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
-		return errors.New("it holds more than one document: keep the first")
+		return nil, errors.New("it holds more than one document: keep the first")
 	}
-	return nil
+	return faults, nil
 }
 
 // inLine returns an error of YAML's syntax with the line where it begins. The parser leaves the line out
@@ -93,7 +158,8 @@ var otherVariables = []string{IdentityVariable, APIKeyVariable, "LATTICEKEEP_URL
 // whose name begins with latticekeep.
 var serviceLink = regexp.MustCompile(`_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)$`)
 
-func (s *Config) readEnvironment(environ []string) error {
+// readEnvironment sets what the variables say, and notes in from that it comes from them.
+func (s *Config) readEnvironment(environ []string, from map[string]string) (faults []error) {
 	known := make(map[string]key)
 	for _, k := range s.keys() {
 		known[k.variable] = k
@@ -105,13 +171,15 @@ func (s *Config) readEnvironment(environ []string) error {
 		}
 		k, ok := known[name]
 		if !ok {
-			return fmt.Errorf("reading the environment: no configuration key belongs to the variable %s: unset it, or correct its name", name)
+			faults = append(faults, fmt.Errorf("reading the environment: no configuration key belongs to the variable %s: unset it, or correct its name", name))
+			continue
 		}
+		from[k.name] = name
 		if err := k.set(value); err != nil {
-			return fmt.Errorf("reading the environment: %s: %w", name, err)
+			faults = append(faults, fmt.Errorf("%s: %w", name, err))
 		}
 	}
-	return nil
+	return faults
 }
 
 // key is one setting, by its full name.
