@@ -131,6 +131,18 @@ func (r *kmsKeys) TryKMS(ctx context.Context) (asked bool, err error) {
 	return true, nil
 }
 
+// CheckKMS checks that the KMS keys are those of every set of a store, and that the deployment's own
+// wrapping key opens. It keeps no key. Errors: fault.Invalid for keys that are not those of the store,
+// and those of the KMS.
+func CheckKMS(ctx context.Context, s store.Store, current KMS, previous []KMS) error {
+	r := &kmsKeys{store: s, kms: current, config: Config{Previous: previous}}
+	if err := r.checkKMSKeys(ctx); err != nil {
+		return err
+	}
+	_, err := r.TryKMS(ctx)
+	return err
+}
+
 var errUnnamedKMSKey = errors.New("this server is not configured with")
 
 // KMSKeyState says what a KMS key is for.

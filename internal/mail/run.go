@@ -35,6 +35,21 @@ const (
 	countSize             = 1024        // mails that a pass counts
 )
 
+// Queued returns how many mails wait in a store; from 1,024 on perhaps more. Error: fault.Unavailable.
+func Queued(ctx context.Context, s store.Store) (n int, err error) {
+	err = s.View(ctx, func(r store.Reader) error {
+		n = 0
+		return r.Scan(store.Prefix([]byte(rowPrefix)), func(_, _ []byte) bool {
+			n++
+			return n < countSize
+		})
+	})
+	if err != nil {
+		return 0, fmt.Errorf("counting the mails that wait: %w", err)
+	}
+	return n, nil
+}
+
 // Run sends what is in the outbox until ctx ends, and then returns nil. It may run in several
 // replicas on one store: one of them sends each mail. It logs and retries failures of a mail, the
 // mail server, the store or the KMS.

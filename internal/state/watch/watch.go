@@ -39,6 +39,7 @@ type Watcher struct {
 
 	mu     sync.Mutex
 	logged map[string]time.Time // when a row was reported last
+	last   Scan
 }
 
 // New returns a watcher, and in it a state that has no key yet.
@@ -59,6 +60,19 @@ func New(logger *slog.Logger) *Watcher {
 	}
 	w.State = state.New(w.report)
 	return w
+}
+
+// Scan is the result of a scan of all rows.
+type Scan struct {
+	At    time.Time // its end; zero: there was none yet
+	Wrong int       // rows that were not those that the log commits to
+}
+
+// LastScan returns the newest complete scan of this process.
+func (w *Watcher) LastScan() Scan {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.last
 }
 
 // Collectors returns the metrics.
@@ -200,6 +214,9 @@ func (w *Watcher) scan(ctx context.Context) {
 	case w.State.Complete():
 		w.wrong.Set(float64(len(found.Refused)))
 		w.scanned.SetToCurrentTime()
+		w.mu.Lock()
+		w.last = Scan{time.Now(), len(found.Refused)}
+		w.mu.Unlock()
 	}
 }
 

@@ -6,6 +6,8 @@ import (
 	"runtime/debug"
 	"syscall"
 
+	berrors "go.etcd.io/bbolt/errors"
+
 	"github.com/latticekeep/latticekeep/internal/durable"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store/bolt/pages"
@@ -39,6 +41,9 @@ func unavailable(err error) error {
 	}
 	return fault.Outage(reason, "the store could not be written: free space or repair the disk, then retry", err)
 }
+
+// IsInUse reports whether [Open] failed because another process has the file open.
+func IsInUse(err error) bool { return errors.Is(err, berrors.ErrTimeout) }
 
 // refused says that the file system keeps this process from the database.
 func refused(path string, err error) error {

@@ -302,15 +302,25 @@ func (s *Store) Stats() Stats {
 
 // ReplicasRead implements [store.Database].
 func (s *Store) ReplicasRead(ctx context.Context, least int) (bool, error) {
+	d, err := s.Describe(ctx)
+	for reads := range d.Readers {
+		if reads < least {
+			return false, err
+		}
+	}
+	return err == nil, err
+}
+
+// Describe asks the server how it is set up and used. Error: fault.Unavailable.
+func (s *Store) Describe(ctx context.Context) (d Description, err error) {
 	if !s.enter() {
-		return false, errClosed()
+		return d, errClosed()
 	}
 	defer s.leave()
-	ok, err := s.server.replicasRead(ctx, least)
-	if err != nil {
-		return false, fault.Outage(fault.ReasonStore, "the database does not tell who uses it: retry", fmt.Errorf("reading pg_stat_activity: %w", err))
+	if d, err = s.server.describe(ctx); err != nil {
+		err = fault.Outage(fault.ReasonStore, "the database does not tell who uses it: retry", fmt.Errorf("reading pg_stat_activity: %w", err))
 	}
-	return ok, nil
+	return d, err
 }
 
 // Commits returns the number of physical commits since Open.

@@ -27,7 +27,13 @@ const (
 // isKnown reports whether this program knows a version of the tables.
 func isKnown(version int64) bool { return version == tablesVersion || version == raisedVersion }
 
+// ErrNoTables is the error of [Open] for reading when no program has made the tables yet.
+var ErrNoTables = errors.New("the database has no tables yet: start latticekeep for writing once")
+
 func errSchema(version int64) error {
+	if version == 0 {
+		return ErrNoTables
+	}
 	if version > raisedVersion {
 		return fmt.Errorf("the database has schema %d, and this program knows %d: run the newer latticekeep that made it", version, raisedVersion)
 	}

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"net"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -180,25 +181,37 @@ func (s *server) evictOlder(age time.Duration) {
 		application, age.Milliseconds()))
 }
 
-// replicasRead reports whether every process with a session in the database reads a format. A
-// process that lost its sessions is not seen; when it connects again it finds what was raised.
-func (s *server) replicasRead(ctx context.Context, least int) (bool, error) {
+// Description says how the server is set up and used.
+type Description struct {
+	Version     string
+	Standbys    string      // synchronous_standby_names; empty: a failover may lose the newest commits
+	Sessions    int         // of all programs in this database
+	MaxSessions int         // of the whole server
+	Readers     map[int]int // sessions of this product by the newest format that their program reads
+}
+
+// describe asks the server. It does not see a process that lost its sessions; when that connects again it
+// finds what was raised.
+func (s *server) describe(ctx context.Context) (d Description, err error) {
 	c, err := s.connect(ctx, tending)
 	if err != nil {
-		return false, err
+		return d, err
 	}
 	defer c.kill()
-	r := c.pg.ExecParams(ctx, "SELECT DISTINCT application_name FROM pg_stat_activity WHERE datname = current_database() AND application_name IS NOT NULL",
-		nil, nil, nil, nil).Read()
+	r := c.pg.ExecParams(ctx, `SELECT coalesce(application_name, ''), current_setting('server_version'), current_setting('synchronous_standby_names'), current_setting('max_connections')
+		FROM pg_stat_activity WHERE datname = current_database()`, nil, nil, nil, nil).Read()
 	if r.Err != nil {
-		return false, failed(r.Err)
+		return d, failed(r.Err)
 	}
-	for _, row := range r.Rows {
-		if reads, ok := readsOf(string(row[0])); ok && reads < least {
-			return false, nil
+	d.Sessions, d.Readers = len(r.Rows), make(map[int]int)
+	for _, row := range r.Rows { // at least that of this session
+		d.Version, d.Standbys = string(row[1]), string(row[2])
+		d.MaxSessions, _ = strconv.Atoi(string(row[3]))
+		if reads, ok := readsOf(string(row[0])); ok {
+			d.Readers[reads]++
 		}
 	}
-	return true, nil
+	return d, nil
 }
 
 // Deleted rows stay in the files of PostgreSQL until the table is vacuumed. The server vacuums by
