@@ -28,18 +28,18 @@ var ours = map[string]string{
 	"internal/cli": "api/v1beta1 config/crd controllers internal/app internal/config internal/buildinfo internal/cli/admin internal/cli/auditlog internal/cli/command " +
 		"internal/cli/score internal/cli/seal internal/cli/transfer internal/dumps internal/memory internal/store/format",
 	"internal/cli/admin":    "internal/cli/command api/client api/openapi/v2",
-	"internal/cli/auditlog": "internal/cli/command api/client api/openapi/v2 internal/doctor internal/export internal/offline internal/progress internal/audit internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/keyring internal/objects internal/state internal/store internal/fault",
+	"internal/cli/auditlog": "internal/cli/command internal/config internal/diagnosis api/client api/openapi/v2 internal/doctor internal/export internal/offline internal/progress internal/audit internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/keyring internal/objects internal/state internal/store internal/fault",
 	"internal/cli/score":    "internal/cli/command api/client api/openapi/v2 internal/export internal/durable internal/compliance internal/audit internal/audit/verify internal/keyring internal/dualsig",
 	"internal/cli/seal": "internal/cli/command api/client api/openapi/v2 api/v1alpha1 api/v1beta1 internal/config internal/durable internal/sealing internal/sealedsecrets internal/envelope " +
 		"internal/secret",
 	"internal/cli/transfer": "internal/cli/command api/openapi/v2 internal/offline internal/durable internal/download internal/progress internal/buildinfo internal/backup internal/backup/restore internal/objects internal/audit internal/audit/verify " +
 		"internal/keyring internal/store internal/store/bolt internal/store/format internal/fault",
-	"internal/cli/command": "api/openapi/v2 api/client internal/offline internal/audit internal/audit/verify internal/dualsig internal/fault",
+	"internal/cli/command": "internal/diagnosis api/openapi/v2 api/client internal/offline internal/audit internal/audit/verify internal/dualsig internal/fault",
 	"internal/dumps":       "",
 
 	"internal/app": "controllers controllers/admission controllers/cluster server server/gate internal/config internal/offline internal/buildinfo internal/vault internal/transit internal/identity " +
 		"internal/identity/tokenreview internal/connections internal/mail internal/sealingkey internal/custody internal/backup internal/backup/schedule internal/keyring internal/logs internal/audit internal/audit/guard internal/audit/keeper internal/audit/reader internal/audit/verify internal/audit/writer internal/authz " +
-		"internal/compliance internal/compliance/assessor internal/compliance/report internal/health internal/objects internal/otlp internal/clock internal/quota internal/durable " +
+		"internal/compliance internal/compliance/assessor internal/compliance/report internal/diagnosis internal/health internal/inspection internal/objects internal/otlp internal/clock internal/quota internal/durable " +
 		"internal/sealing internal/kms internal/memory internal/metrics internal/state internal/state/watch internal/store internal/store/bolt internal/store/format internal/store/postgres internal/fault",
 	"internal/config":  "api/v1beta1 controllers internal/sealing internal/mail internal/keyring internal/backup internal/audit internal/audit/writer internal/authz",
 	"internal/offline": "internal/vault internal/identity internal/keyring internal/kms internal/audit internal/audit/verify internal/store internal/store/bolt internal/store/format internal/store/postgres internal/fault",
@@ -52,10 +52,13 @@ var ours = map[string]string{
 	"internal/volume":    "",
 	"internal/health":    "",
 	"internal/memory":    "",
+	"internal/diagnosis": "",
+	"internal/inspection": "internal/diagnosis internal/config internal/doctor internal/offline internal/backup/schedule internal/mail internal/audit internal/audit/chain internal/audit/keeper internal/audit/verify internal/audit/writer " +
+		"internal/keyring internal/kms internal/objects internal/state/watch internal/store internal/store/bolt internal/store/format internal/store/postgres internal/fault",
 	"internal/buildinfo": "",
 
 	"server": "api/openapi server/dashboard server/docs server/gate server/v1 server/v2 internal/vault internal/transit internal/identity internal/sealingkey internal/custody internal/keyring " +
-		"internal/compliance internal/compliance/assessor internal/backup internal/connections internal/quota internal/audit internal/authz internal/store internal/store/format internal/health internal/fault",
+		"internal/compliance internal/compliance/assessor internal/backup internal/connections internal/quota internal/audit internal/authz internal/store internal/store/format internal/diagnosis internal/health internal/fault",
 	"server/v1": "api/openapi api/openapi/v1 server/gate internal/transit internal/audit internal/audit/reader internal/authz internal/fault internal/secret",
 	"server/v2": "api/openapi api/openapi/v2 api/v1beta1 server/gate internal/vault internal/transit internal/identity internal/sealingkey internal/custody internal/sealing internal/keyring " +
 		"internal/compliance internal/compliance/assessor internal/backup internal/audit internal/audit/guard internal/audit/reader internal/audit/writer internal/authz internal/fair internal/fault internal/secret",
