@@ -481,7 +481,7 @@ func TestAServerWhoseOwnRowsArePutBackAnswersNothing(t *testing.T) {
 	if next := w.NextSequence(); next != head {
 		t.Errorf("%d entries were written", next-head)
 	}
-	for path, status := range map[string]int{"/healthz": 200, "/metrics": 200, "/readyz": 200} {
+	for path, status := range map[string]int{"/healthz": 200, "/diagnosis": 200, "/metrics": 200, "/readyz": 200} {
 		r := w.Call(servertest.Request{Method: "GET", Path: path, Key: w.keys["metrics:read"]})
 		if r.Status != status {
 			t.Errorf("%s: %d %s", path, r.Status, r.Body)

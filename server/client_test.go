@@ -604,6 +604,9 @@ func (o *tour) operationalThrough(t *testing.T) {
 	if text := answered(reader.V2.GetMetrics(ctx))(t); !strings.Contains(text, "latticekeep_build_info") {
 		t.Errorf("metrics: %d bytes", len(text))
 	}
+	if d := answered(reader.V2.GetDiagnosis(ctx))(t); d.Status != v2.PartStatusOk || d.Time.IsZero() {
+		t.Errorf("diagnosis: %+v", d)
+	}
 	if text := answered(c.V2.GetContract(ctx))(t); !strings.HasPrefix(text, "openapi: 3.0") {
 		t.Errorf("contract of v2: %.20q", text)
 	}

@@ -410,7 +410,7 @@ func TestAServerThatLostEntriesAnswersNothingElse(t *testing.T) {
 			t.Fatalf("%s wrote an entry", name)
 		}
 	}
-	for path, status := range map[string]int{"/healthz": 200, "/metrics": 200, "/readyz": 200} {
+	for path, status := range map[string]int{"/healthz": 200, "/diagnosis": 200, "/metrics": 200, "/readyz": 200} {
 		if r := w.Call(servertest.Request{Method: "GET", Path: path, Key: w.keys["metrics:read"]}); r.Status != status || bytes.Contains(r.Body, []byte("anchor")) {
 			t.Errorf("%s: %d %s", path, r.Status, r.Body)
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/gin-gonic/gin"
 
+	"github.com/latticekeep/latticekeep/internal/diagnosis"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/health"
 	"github.com/latticekeep/latticekeep/server/gate"
@@ -17,24 +18,26 @@ import (
 
 // operations are the operational endpoints of the process.
 type operations struct {
-	monitor *health.Monitor
-	metrics *metrics
-	version *gate.Version // writes answers
-	ending  atomic.Bool
+	monitor   *health.Monitor
+	diagnosis func(context.Context) diagnosis.Report
+	metrics   *metrics
+	version   *gate.Version // writes answers
+	ending    atomic.Bool
 }
 
 // add adds the endpoints to routes. reason gives the text of an error to those
-// who may call them. The checks are for metrics, which are of the whole deployment.
+// who may call them. The checks are for metrics and the diagnosis, which are of the whole deployment.
 func (o *operations) add(r gin.IRoutes, checked func(context.Context) health.Report, reason func(error) string, checks ...gin.HandlerFunc) {
 	r.GET("/healthz", o.health)
 	r.GET("/readyz", func(c *gin.Context) { o.ready(c, o.withEnding(checked(c.Request.Context())), reason) })
-	r.GET("/metrics", append(checks, gin.WrapH(o.metrics.handler()))...)
+	r.GET("/diagnosis", append(slices.Clone(checks), o.diagnose)...)
+	r.GET("/metrics", append(slices.Clone(checks), gin.WrapH(o.metrics.handler()))...)
 }
 
 // operational reports whether a route is operational. The platform, not a user, calls these every
 // few seconds.
 func operational(route string) bool {
-	return route == "/healthz" || route == "/readyz" || route == "/metrics"
+	return route == "/healthz" || route == "/readyz" || route == "/diagnosis" || route == "/metrics"
 }
 
 type answer struct {
@@ -46,6 +49,16 @@ type answer struct {
 // a full disk.
 func (o *operations) health(c *gin.Context) {
 	o.version.Write(c, http.StatusOK, answer{true, "ok"})
+}
+
+// diagnose says how every part of the deployment is, whether it serves or not.
+func (o *operations) diagnose(c *gin.Context) {
+	o.version.Write(c, http.StatusOK, diagnosisAnswer{true, o.diagnosis(c.Request.Context())})
+}
+
+type diagnosisAnswer struct {
+	Success bool `json:"success"`
+	diagnosis.Report
 }
 
 // readyTimeout bounds the time that a probe waits.

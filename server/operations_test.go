@@ -42,7 +42,7 @@ func operate(t *testing.T, s *service) (url string, end func()) {
 func TestOperationsApartAreOnTheirOwnListenerAlone(t *testing.T) {
 	s := newService(t, func(c *server.Config) { c.OperationsApart = true })
 	operations, _ := operate(t, s)
-	for _, path := range []string{"/healthz", "/readyz", "/metrics"} {
+	for _, path := range []string{"/healthz", "/readyz", "/diagnosis", "/metrics"} {
 		if code, body := servertest.GetStatus(t, s.URL+path); code != http.StatusNotFound {
 			t.Errorf("%s of the interface: %d %s", path, code, body)
 		}

@@ -37,6 +37,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/backup"
 	"github.com/latticekeep/latticekeep/internal/connections"
+	"github.com/latticekeep/latticekeep/internal/diagnosis"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/health"
 	"github.com/latticekeep/latticekeep/internal/quota"
@@ -75,11 +76,13 @@ type Config struct {
 
 // Operations says where the operational endpoints are.
 type Operations struct {
-	// OperationsApart keeps /healthz, /readyz and /metrics off the listener of the interface, where
-	// /metrics takes a key with metrics:read. The caller serves them with [Server.ServeOperations].
+	// OperationsApart keeps /healthz, /readyz, /diagnosis and /metrics off the listener of the
+	// interface, where the last two take a key with metrics:read. The caller serves them with [Server.ServeOperations].
 	OperationsApart bool
 	// Profiling adds /debug/pprof/ to [Server.ServeOperations], for everybody who reaches it.
 	Profiling bool
+	// Diagnosis says how every part of the deployment is, to callers at any rate. Nil says nothing.
+	Diagnosis func(context.Context) diagnosis.Report
 }
 
 // Log says where the server logs, and what.
@@ -133,8 +136,11 @@ func New(config Config) (*Server, error) {
 	if config.Now == nil {
 		config.Now = time.Now
 	}
+	if config.Diagnosis == nil {
+		config.Diagnosis = func(ctx context.Context) diagnosis.Report { return diagnosis.Run(ctx, config.Version, 0) }
+	}
 	s := &Server{config: config, metrics: newMetrics(config.Version, config.Collectors, config.Gatherers)}
-	s.process.monitor, s.process.metrics = config.Health, s.metrics
+	s.process.monitor, s.process.diagnosis, s.process.metrics = config.Health, config.Diagnosis, s.metrics
 	s.metrics.registry.MustRegister(healthCollector{s.process.report})
 	origin, secure, err := origin(config.PublicURL)
 	if err != nil {
@@ -229,7 +235,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	return serve(ctx, h, l, drainTimeout, s.config.Logger)
 }
 
-// ServeOperations serves /healthz, /readyz and /metrics on l until ctx ends, and closes l. End ctx
+// ServeOperations serves /healthz, /readyz, /diagnosis and /metrics on l until ctx ends, and closes l. End ctx
 // after Serve has returned, so that probes are answered while requests finish.
 func (s *Server) ServeOperations(ctx context.Context, l net.Listener) error {
 	engine := gin.New()

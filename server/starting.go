@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/diagnosis"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/health"
 	"github.com/latticekeep/latticekeep/server/gate"
@@ -31,14 +32,15 @@ type lentListener struct{ *net.TCPListener }
 func (l lentListener) Close() error { return l.SetDeadline(time.Unix(1, 0)) }
 
 // NewStarting answers on a listener, with TLS if encryption is not nil, and on the one for operations,
-// which may be nil, until [Starting.End]. reason says what is waited for.
-func NewStarting(l *net.TCPListener, encryption *tls.Config, operations *net.TCPListener, reason func() error) *Starting {
+// which may be nil, until [Starting.End]. reason says what is waited for. diagnose answers /diagnosis
+// of the listener for operations; nil: nothing does.
+func NewStarting(l *net.TCPListener, encryption *tls.Config, operations *net.TCPListener, reason func() error, diagnose func(context.Context) diagnosis.Report) *Starting {
 	s := &Starting{}
 	if operations == nil {
-		s.serve(l, encryption, probing(reason, fault.Message)) // anybody may ask there
+		s.serve(l, encryption, probing(reason, fault.Message, nil)) // anybody may ask there
 	} else {
 		s.serve(l, encryption, http.HandlerFunc(refuseWhileStarting))
-		s.serve(operations, nil, probing(reason, error.Error))
+		s.serve(operations, nil, probing(reason, error.Error, diagnose))
 	}
 	return s
 }
@@ -74,11 +76,16 @@ func (s *Starting) End() error {
 
 // probing answers the operational endpoints while the server starts. text gives the reason to those
 // who may ask.
-func probing(reason func() error, text func(error) string) http.Handler {
+func probing(reason func() error, text func(error) string, diagnose func(context.Context) diagnosis.Report) http.Handler {
 	monitor := health.New(health.Check{Name: "start", Scope: health.Replica, Stops: health.Classes(), Ask: func(context.Context) error { return reason() }})
 	mux := http.NewServeMux()
 	mux.HandleFunc("/", refuseWhileStarting)
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, http.StatusOK, answer{true, "ok"}) })
+	if diagnose != nil {
+		mux.HandleFunc("GET /diagnosis", func(w http.ResponseWriter, r *http.Request) {
+			writeJSON(w, http.StatusOK, diagnosisAnswer{true, diagnose(r.Context())})
+		})
+	}
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
 		if !r.URL.Query().Has("verbose") {
 			refuseWhileStarting(w, r)

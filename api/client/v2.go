@@ -190,6 +190,12 @@ func (v *V2) GetReadiness(ctx context.Context) (*v2.Health, error) {
 	return do[v2.Health](ctx, v.transport, get("/readyz").anonymous().probe())
 }
 
+// GetDiagnosis returns how every part of the deployment is. It takes an API key of the deployment with
+// metrics:read, or the address of operations.listen. The client never repeats this call.
+func (v *V2) GetDiagnosis(ctx context.Context) (*v2.Diagnosis, error) {
+	return do[v2.Diagnosis](ctx, v.transport, get("/diagnosis").probe())
+}
+
 // GetMetrics returns the metrics in the text format of Prometheus. It takes an API key of the deployment
 // with metrics:read, or the address of operations.listen. The client never repeats this call.
 func (v *V2) GetMetrics(ctx context.Context) (string, error) {

@@ -105,7 +105,9 @@ func Dev(ctx context.Context, c DevConfig) (err error) {
 	line := DevReady{BaseURL: "http://" + l.Addr().String(), TenantID: tenant, APIKey: key, DataDir: c.DataDir}
 	line.DashboardURL = line.BaseURL                                 // the dashboard is at the root
 	limits := gate.Limits{Registrations: 1000, Patience: c.Patience} // scripts that experiment register often
-	return s.run(ctx, l, server.Config{PublicURL: line.BaseURL, Limits: limits}, func() {
+	inspected := config.Default()
+	inspected.DataDir, inspected.PublicURL = c.DataDir, line.BaseURL
+	return s.run(ctx, l, server.Config{PublicURL: line.BaseURL, Limits: limits, Operations: server.Operations{Diagnosis: s.diagnose(inspected, nil)}}, func() {
 		if err := json.NewEncoder(c.Stdout).Encode(line); err != nil {
 			logger.Warn("writing the ready line failed", "error", err)
 		}

@@ -9,8 +9,6 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"net/url"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -27,7 +25,6 @@ import (
 	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/internal/config"
 	"github.com/latticekeep/latticekeep/internal/connections"
-	"github.com/latticekeep/latticekeep/internal/durable"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/health"
 	"github.com/latticekeep/latticekeep/internal/identity/tokenreview"
@@ -107,8 +104,8 @@ func (p *production) configure(ctx context.Context, logger *slog.Logger) (err er
 			return fmt.Errorf("finding the data directory: %w", err)
 		}
 	}
-	if _, err := compliance.LoadCatalogues(p.config.Compliance.Catalogues); err != nil {
-		return fmt.Errorf("compliance.catalogues: %w", err)
+	if err := checkCatalogues(p.config); err != nil {
+		return err
 	}
 	if err := p.configureService(ctx, logger); err != nil {
 		return err
@@ -132,7 +129,7 @@ func (p *production) openMeanwhile(ctx context.Context, l *net.TCPListener) (err
 			return *reason
 		}
 		return fault.New(fault.Unavailable, "the database is being opened")
-	})
+	}, diagnoseStart(p.config))
 	defer func() { err = errors.Join(err, meanwhile.End()) }()
 	for pause, last := firstWait, ""; ; pause = min(2*pause, lastWait) {
 		err := p.open(ctx)
@@ -196,8 +193,8 @@ func (p *production) configureOperator() error {
 	if err := p.connect(c.Kubernetes.Kubeconfig); err != nil {
 		return err
 	}
-	if c.SystemKeySecret != "" && p.cluster == nil {
-		return errors.New("systemKeySecret: there is no cluster to make a Secret in: name a file in systemKeyFile, or give kubernetes.kubeconfig")
+	if wrong := needsCluster(c); p.cluster == nil && len(wrong) > 0 {
+		return errors.Join(wrong...)
 	}
 	p.evidence.cluster, p.evidence.namespace = p.cluster, ownNamespace(c, podNamespace)
 	p.operator.Tenants.UIDs = make(map[string]authz.TenantID, len(c.Kubernetes.NamespacesByUID))
@@ -220,9 +217,6 @@ func (p *production) configureTLS(ctx context.Context) (err error) {
 	}
 	if c.TLS.SecretName == "" {
 		return nil
-	}
-	if p.cluster == nil {
-		return errors.New("tls.secretName: there is no cluster to read a Secret in: give tls.certFile and tls.keyFile, or kubernetes.kubeconfig")
 	}
 	own, err := tlsFromSecret(p.cluster, p.operator.Namespace, c.TLS.SecretName, p.now, p.logger)
 	if err != nil {
@@ -294,15 +288,18 @@ func (p *production) serve(ctx context.Context, l net.Listener, stdout io.Writer
 		Operations: server.Operations{Profiling: c.Operations.Profiling},
 		Limits:     gate.Limits{V1: c.Rate.V1, V2: c.Rate.V2, Address: c.Rate.Address, Registrations: c.Rate.Registrations},
 	}
+	var certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
 	if p.encryption != nil {
 		line.BaseURL = "https://" + l.Addr().String()
 		l = tls.NewListener(l, p.encryption)
 		options.Collectors = append(options.Collectors, metrics.Certificate("server", p.encryption.GetCertificate))
+		certificate = p.encryption.GetCertificate
 		p.certificate = func() error {
 			_, err := p.encryption.GetCertificate(nil)
 			return err
 		}
 	}
+	options.Diagnosis = p.diagnose(c, certificate)
 	return p.run(ctx, l, options, func() {
 		attrs := []any{"base_url", line.BaseURL, "version", buildinfo.Version()}
 		if p.operations != nil {
@@ -313,86 +310,6 @@ func (p *production) serve(ctx context.Context, l net.Listener, stdout io.Writer
 			p.logger.Warn("writing the ready line failed", "error", err)
 		}
 	})
-}
-
-// checkKeyFilesOutside fails when a key file of the KMS is inside the folder of the database.
-func checkKeyFilesOutside(s config.Config) error {
-	if s.DataDir == "" {
-		return nil
-	}
-	for _, text := range append([]string{s.KMS.URL}, s.KMS.Former...) {
-		path, is := offline.KMSFile(text)
-		if !is {
-			continue
-		}
-		if ok, err := outside(s.DataDir, path); err != nil {
-			return fmt.Errorf("finding kms.url: %w", durable.ExplainRefusal(path, err))
-		} else if !ok {
-			return errors.New("kms.url lies in dataDir, where a copy of the one is a copy of the other: move it elsewhere")
-		}
-	}
-	return nil
-}
-
-// checkBackupsOutside fails when backups would go into the folder of the database.
-func checkBackupsOutside(s config.Config) error {
-	u, err := url.Parse(s.Backup.Bucket)
-	if err != nil || u.Scheme != "file" || s.DataDir == "" {
-		return nil // config has checked that it is a URL
-	}
-	if ok, err := outside(s.DataDir, u.Path); err != nil {
-		return fmt.Errorf("finding backup.bucket: %w", durable.ExplainRefusal(u.Path, err))
-	} else if !ok {
-		return errors.New("backup.bucket lies in dataDir, where backups are lost with the database: move it to another volume or machine")
-	}
-	return nil
-}
-
-// mailsOf returns the transport and the sender of e-mails.
-func mailsOf(s config.Config) (mail.Transport, string, error) {
-	smtp := s.Mail.SMTP
-	if smtp.Address == "" {
-		return noMailServer{}, devSender, nil
-	}
-	c := mail.SMTPConfig{Address: smtp.Address, Security: smtp.Security, Username: smtp.Username}
-	if smtp.PasswordFile != "" {
-		b, err := os.ReadFile(smtp.PasswordFile)
-		if err != nil {
-			return nil, "", fmt.Errorf("reading mail.smtp.passwordFile: %w", err)
-		}
-		c.Password = []byte(strings.TrimRight(string(b), "\r\n"))
-	}
-	t, err := mail.NewSMTP(c)
-	if err != nil {
-		return nil, "", fmt.Errorf("mail.smtp: %w", err)
-	}
-	return t, s.Mail.From, nil
-}
-
-// noMailServer is the mail.Transport of a deployment without a mail server.
-type noMailServer struct{}
-
-// Send drops the e-mail. The outbox logs the error.
-func (noMailServer) Send(context.Context, mail.Envelope) error {
-	return fmt.Errorf("%w: no mail server is configured, see mail.smtp.address", mail.ErrRefused)
-}
-
-// podNamespace is a file with the pod's namespace. It is in every pod that has a ServiceAccount
-// token.
-const podNamespace = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
-
-// ownNamespace returns the operator's own namespace. This is the configured one, else the pod's if
-// the operator manages the pod's cluster, else the default.
-func ownNamespace(s config.Config, file string) string {
-	if s.Kubernetes.Namespace != "" {
-		return s.Kubernetes.Namespace
-	}
-	if s.Kubernetes.Kubeconfig == "" {
-		if b, err := os.ReadFile(file); err == nil && len(b) > 0 {
-			return strings.TrimSpace(string(b))
-		}
-	}
-	return controllers.DefaultNamespace
 }
 
 // run serves on l until ctx ends, and closes l. config holds the settings that differ between

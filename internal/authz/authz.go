@@ -75,7 +75,7 @@ const (
 	ComplianceRead Scope = "compliance:read"
 	AccountAdmin   Scope = "account:admin"
 	SystemAdmin    Scope = "system:admin" // administers the deployment
-	MetricsRead    Scope = "metrics:read" // reads the metrics of the deployment, and nothing else
+	MetricsRead    Scope = "metrics:read" // reads the metrics and the diagnosis of the deployment, and nothing else
 )
 
 // TenantScopes returns every scope that a tenant's principal can hold.

@@ -177,7 +177,8 @@ func Operations() map[string]gate.Operation {
 		"rewrapKeys":    {Action: authz.RewrapKeys, Patience: rewrapTime},
 		"destroyKMSKey": {Action: authz.DestroyKMSKey, Patience: destroyTime},
 
-		"getMetrics": {Action: authz.ReadMetrics, Recovers: true}, // its handler is the server's
+		"getDiagnosis": {Action: authz.ReadMetrics, Recovers: true}, // its handler is the server's, too
+		"getMetrics":   {Action: authz.ReadMetrics, Recovers: true}, // its handler is the server's
 	}
 }
 

@@ -873,6 +873,30 @@ func (e ObjectConditionStatus) Valid() bool {
 	}
 }
 
+// Defines values for PartStatus.
+const (
+	PartStatusFailed  PartStatus = "failed"
+	PartStatusOk      PartStatus = "ok"
+	PartStatusSkipped PartStatus = "skipped"
+	PartStatusWarning PartStatus = "warning"
+)
+
+// Valid indicates whether the value is a known member of the PartStatus enum.
+func (e PartStatus) Valid() bool {
+	switch e {
+	case PartStatusFailed:
+		return true
+	case PartStatusOk:
+		return true
+	case PartStatusSkipped:
+		return true
+	case PartStatusWarning:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for PrincipalKind.
 const (
 	PrincipalKindApiKey PrincipalKind = "api_key"
@@ -2026,6 +2050,32 @@ type DestroyKMSKeyRequest struct {
 	KeyId string `json:"key_id"`
 }
 
+// Diagnosis defines model for Diagnosis.
+type Diagnosis struct {
+	Lines   []DiagnosisLine `json:"lines"`
+	Status  PartStatus      `json:"status"`
+	Success Succeeded       `json:"success"`
+	Time    time.Time       `json:"time"`
+
+	// Version Of the program.
+	Version string `json:"version"`
+}
+
+// DiagnosisLine defines model for DiagnosisLine.
+type DiagnosisLine struct {
+	Message string `json:"message"`
+
+	// Part Such as `store`, `kms` or `backups`.
+	Part string `json:"part"`
+
+	// Remedy What to do. Absent when the part is well.
+	Remedy *string `json:"remedy,omitempty"`
+
+	// Runbook URL of a page that says more. Absent when the part is well.
+	Runbook *string    `json:"runbook,omitempty"`
+	Status  PartStatus `json:"status"`
+}
+
 // EmailRequest defines model for EmailRequest.
 type EmailRequest struct {
 	// Email Example: ada@example.org
@@ -2388,6 +2438,9 @@ type ObjectCondition struct {
 // ObjectConditionStatus defines model for ObjectCondition.Status.
 type ObjectConditionStatus string
 
+// PartStatus defines model for PartStatus.
+type PartStatus string
+
 // Plaintext Text in UTF-8, 1 byte to 700 KiB. Encode other bytes, for example in base64.
 //
 // Example: example text
@@ -2657,7 +2710,7 @@ type RotatedEncryptionKey struct {
 	Success             Succeeded `json:"success"`
 }
 
-// Scope A permission. `system:admin` and `metrics:read`, which opens `/metrics` and nothing else, are for API keys of the
+// Scope A permission. `system:admin` and `metrics:read`, which opens `/metrics` and `/diagnosis`, are for API keys of the
 // deployment's own tenant.
 type Scope string
 
