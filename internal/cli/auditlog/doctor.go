@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -15,6 +17,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/cli/command"
+	"github.com/latticekeep/latticekeep/internal/config"
+	"github.com/latticekeep/latticekeep/internal/diagnosis"
 	"github.com/latticekeep/latticekeep/internal/doctor"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/keyring"
@@ -24,10 +28,17 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
+// Look looks at a deployment that no server uses, as app.Diagnose does.
+type Look func(ctx context.Context, c config.Config, whole bool, row func()) diagnosis.Report
+
 // doctorOptions are the flags of latticekeep doctor.
 type doctorOptions struct {
 	offline.Deployment
 	command.Pin
+	server   command.Server
+	output   command.Output
+	config   string
+	look     Look
 	explain  string
 	accept   []string
 	remove   []string
@@ -35,20 +46,34 @@ type doctorOptions struct {
 	progress bool
 }
 
-// NewDoctorCommand returns the command that examines the rows of a stopped store.
-func NewDoctorCommand() *cobra.Command {
-	var o doctorOptions
+// NewDoctorCommand returns the command that says of each part of a deployment whether it is well, and
+// examines the rows of a stopped store.
+func NewDoctorCommand(look Look) *cobra.Command {
+	o := doctorOptions{look: look}
 	cmd := &cobra.Command{
-		Use:   "doctor (--data-dir DIR | --store URL) [--explain ROW | --accept ROW@DIGEST … --reason TEXT | --remove ROW@DIGEST … --reason TEXT]",
-		Short: "Find damaged, missing and replaced rows of a stopped store",
-		Long: `Examine every row of a store whose server is stopped, after its audit log is
-verified. It lists each row that is damaged, missing or not the one that the log
-commits to: what is wrong, the newest entry of the log about it, and what to do. The
-KMS key is needed. Nothing is changed.
+		Use:   "doctor (--config FILE | --url URL | --data-dir DIR | --store URL) [--explain ROW | --accept ROW@DIGEST … --reason TEXT | --remove ROW@DIGEST … --reason TEXT]",
+		Short: "Say what is wrong with a deployment, running or stopped",
+		Long: `Look at each part of a deployment and say whether it is well, why not, and what to
+do: configuration, memory, disk, files, store, PostgreSQL, replicas, clock, KMS,
+rows, audit log, anchors, archive, backups, certificates and e-mail. Nothing is
+changed. The report has no secret and can be pasted into a ticket. A line says
+FAILED, warning, skipped or ok.
 
-The exit status is 0 when all is well, 1 when rows are wrong or the log does not
-hold, 3 when the store or the KMS does not answer, and 4 when the KMS refuses its key
-or a row is not accepted or removed.
+--config FILE names the deployment by its configuration, as the server reads it. It
+asks the server on operations.listen. If none answers there, it looks at the
+stopped deployment itself, verifies the whole audit log and reads every row.
+
+--url URL asks a running server: the address of operations.listen, or the server's
+own with an API key that has the scope metrics:read.
+
+--data-dir or --store examines only the rows of a store whose server is stopped, after
+its audit log is verified. It lists each row that is damaged, missing or not the one
+that the log commits to: what is wrong, the newest entry of the log about it, and what
+to do. The KMS key is needed.
+
+The exit status is 0 when all is well, also with warnings, 1 when something is wrong, 3
+when a server, the store or the KMS does not answer, and 4 when a server or the KMS
+refuses its key, or a row is not accepted or removed.
 
 --explain ROW says what a row is for, what is stored, what the state says, and
 what the log has about it. For an API key, a user or a session it counts the
@@ -65,12 +90,16 @@ revoked key that was put back: the log commits to its absence, and an entry
 STATE_ROWS_REMOVED names it with --reason. It refuses if something else would be
 wrong without the row, as when the log has a credential that was not deleted.
 
-Both may be repeated. DIGEST is what this command and --explain print of a row as it
-is stored: a keyed digest of key and value, or "absent". A row that has changed since
-is refused. Rows are spelled as this command prints them, with their quotes.`,
+Both may be repeated, and all three need a stopped server. DIGEST is what this command
+and --explain print of a row as it is stored: a keyed digest of key and value, or
+"absent". A row that has changed since is refused. Rows are spelled as this command
+prints them, with their quotes.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
+	o.server.RegisterConnection(cmd)
+	o.output.Register(cmd, "form of the report with --config or --url: ")
+	cmd.Flags().StringVar(&o.config, "config", "", "configuration file of the server, whose variables are read, too")
 	command.RegisterStore(cmd, &o.Deployment, "of a stopped server")
 	command.RegisterKMS(cmd, &o.Deployment, "KMS key of --data-dir (default "+offline.KMSKeyFileName+" in it) or --store")
 	o.Pin.Register(cmd)
@@ -81,18 +110,104 @@ is refused. Rows are spelled as this command prints them, with their quotes.`,
 	flags.StringVar(&o.reason, "reason", "", "with --accept or --remove: why, in 1 to 200 printable ASCII characters; the log keeps it for good")
 	flags.BoolVar(&o.progress, "progress", false, "show progress although standard error is no terminal")
 	cmd.MarkFlagsMutuallyExclusive("explain", "accept", "remove")
+	cmd.MarkFlagsMutuallyExclusive("config", "url", "data-dir", "store")
+	for _, flag := range []string{"password-file", "kms-key-file", "kms-url", "kms-former", "kms-token-file"} {
+		cmd.MarkFlagsMutuallyExclusive("config", flag)
+	}
 	return cmd
 }
 
 func (o *doctorOptions) run(cmd *cobra.Command) error {
+	ofRows := o.explain != "" || len(o.accept)+len(o.remove) > 0
 	switch {
-	case !o.Named():
-		return command.UsageError("say which store: --data-dir or --store")
 	case len(o.accept)+len(o.remove) > 0 && strings.TrimSpace(o.reason) == "":
 		return command.UsageError("--reason is empty: say why, since the log keeps it")
 	case len(o.accept)+len(o.remove) == 0 && o.reason != "":
 		return command.UsageError("--reason is for --accept and --remove: name the rows")
 	}
+	if err := o.output.Check(cmd, !o.Named() && !ofRows); err != nil {
+		return err
+	}
+	switch {
+	case o.Named():
+		return o.runRows(cmd)
+	case o.config != "":
+		return o.runConfigured(cmd, ofRows)
+	case o.server.URL == "":
+		return command.UsageError("say which deployment: --config, --url, --data-dir or --store")
+	case ofRows:
+		return command.UsageError("--explain, --accept and --remove need a stopped server: name its store with --config, --data-dir or --store")
+	}
+	report, err := o.ask(cmd.Context(), o.server)
+	if err != nil {
+		return err
+	}
+	return o.output.Print(cmd, report)
+}
+
+// runConfigured looks at the deployment of a configuration, or at its rows.
+func (o *doctorOptions) runConfigured(cmd *cobra.Command, ofRows bool) error {
+	c, err := config.Load(o.config, os.Environ(), nil)
+	if err != nil {
+		return &command.StatusError{Status: command.StatusUsage, Err: err}
+	}
+	if ofRows {
+		o.Deployment = offline.Deployment{
+			DataDir: c.DataDir, Store: c.Store.URL, PasswordFile: c.Store.PasswordFile,
+			KMSURL: c.KMS.URL, FormerKMSURLs: c.KMS.Former, TokenFile: c.KMS.TokenFile,
+		}
+		return o.runRows(cmd)
+	}
+	if report, ok := o.askOperations(cmd.Context(), c.Operations.Listen); ok {
+		return o.output.Print(cmd, report)
+	}
+	p := progress.New(cmd.ErrOrStderr(), o.progress)
+	defer p.EndOf("rows read")
+	return o.output.Print(cmd, o.look(cmd.Context(), c, true, func() { p.AddOf("rows") }))
+}
+
+// askOperations asks the server that listens for operations on this machine. ok is false when none
+// answers with a diagnosis.
+func (o *doctorOptions) askOperations(ctx context.Context, listen string) (report diagnosis.Report, ok bool) {
+	host, port, err := net.SplitHostPort(listen)
+	if err != nil {
+		return diagnosis.Report{}, false
+	}
+	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
+		host = "127.0.0.1"
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*diagnosis.Limit)
+	defer cancel()
+	report, err = o.ask(ctx, command.Server{URL: "http://" + net.JoinHostPort(host, port)})
+	return report, err == nil
+}
+
+// ask returns what a server sees of its parts.
+func (o *doctorOptions) ask(ctx context.Context, server command.Server) (diagnosis.Report, error) {
+	c, err := server.OpenClient()
+	if err != nil {
+		return diagnosis.Report{}, err
+	}
+	answer, err := c.GetDiagnosis(ctx)
+	if err != nil {
+		return diagnosis.Report{}, fmt.Errorf("asking the server: %w", err)
+	}
+	r := diagnosis.Report{Status: diagnosis.Status(answer.Status), Version: answer.Version, Time: answer.Time}
+	for _, l := range answer.Lines {
+		line := diagnosis.Line{Part: diagnosis.Part(l.Part), Status: diagnosis.Status(l.Status), Message: l.Message}
+		if l.Remedy != nil {
+			line.Remedy = *l.Remedy
+		}
+		if l.Runbook != nil {
+			line.Runbook = *l.Runbook
+		}
+		r.Lines = append(r.Lines, line)
+	}
+	return r, nil
+}
+
+// runRows examines the rows of a store, or changes some.
+func (o *doctorOptions) runRows(cmd *cobra.Command) error {
 	a, err := o.Options()
 	if err != nil {
 		return err

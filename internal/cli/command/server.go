@@ -32,7 +32,13 @@ func (r *Server) RegisterConnection(cmd *cobra.Command) {
 	cmd.MarkFlagsMutuallyExclusive("api-key", "api-key-file")
 }
 
-func (r *Server) Client() (*client.V2, error) {
+// Client returns a client with the API key, which is needed.
+func (r *Server) Client() (*client.V2, error) { return r.open(true) }
+
+// OpenClient returns a client with the API key, if one is given.
+func (r *Server) OpenClient() (*client.V2, error) { return r.open(false) }
+
+func (r *Server) open(needsKey bool) (*client.V2, error) {
 	key := r.Key
 	switch {
 	case r.KeyFile != "":
@@ -47,10 +53,14 @@ func (r *Server) Client() (*client.V2, error) {
 	switch {
 	case r.URL == "":
 		return nil, UsageError("no server: set --url or " + URLVariable)
-	case key == "":
+	case key == "" && needsKey:
 		return nil, UsageError("no API key: set --api-key-file or LATTICEKEEP_API_KEY")
 	}
-	c, err := client.New(r.URL, client.WithAPIKey(key))
+	var options []client.Option
+	if key != "" {
+		options = append(options, client.WithAPIKey(key))
+	}
+	c, err := client.New(r.URL, options...)
 	if err != nil {
 		return nil, &StatusError{StatusUsage, err}
 	}
