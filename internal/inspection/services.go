@@ -127,8 +127,8 @@ func closeKeys(keys []*kms.Key) {
 
 func (s *opened) archive(ctx context.Context) diagnosis.Line {
 	c := s.Config.Audit.Retention
-	if c.Keep == 0 {
-		return diagnosis.Well("not used: entries stay in the database for ever (audit.retention.keep)")
+	if c.Archive == "" {
+		return diagnosis.Well("not used: all entries stay in the database (audit.retention.archive is not set)")
 	}
 	if err := s.reach(ctx, "audit.retention.archive", c.Archive); err != nil {
 		return diagnosis.Fail(bucketRemedy, err)
@@ -159,7 +159,7 @@ func (s *opened) archive(ctx context.Context) diagnosis.Line {
 				fmt.Errorf("audit.retention.archive lacks its oldest segment, %s", segments[0].Name))
 		}
 	}
-	if s.oldest != nil {
+	if s.oldest != nil && c.Keep > 0 {
 		oldest, err := s.oldest(ctx)
 		if behind := time.Since(oldest) - c.Keep; err == nil && !oldest.IsZero() && behind > 2*24*time.Hour {
 			return diagnosis.Warn("see the log of the server: moving audit entries to the archive fails, or no server runs",

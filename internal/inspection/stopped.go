@@ -156,7 +156,11 @@ func (s *opened) verify(ctx context.Context, depth Depth, examine func(verify.Re
 		return diagnosis.Fail("restore a backup from before, and find out who can write the database", err),
 			[]diagnosis.Line{diagnosis.Skip("rows are compared with the log, which does not hold or cannot be read")}
 	}
-	log = diagnosis.Well("the log holds, up to its head, entry %d; chain %s", report.Sequence, report.Fingerprint)
+	archived := ""
+	if report.From > 1 {
+		archived = fmt.Sprintf("; entries 1 to %d are in the archive and were not looked at: latticekeep audit verify --archive does", report.From-1)
+	}
+	log = diagnosis.Well("the log holds, up to its head, entry %d; chain %s%s", report.Sequence, report.Fingerprint, archived)
 	return log, examine(report)
 }
 
