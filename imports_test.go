@@ -32,13 +32,13 @@ var ours = map[string]string{
 	"internal/cli/score":    "internal/cli/command api/client api/openapi/v2 internal/export internal/durable internal/compliance internal/audit internal/audit/verify internal/keyring internal/dualsig",
 	"internal/cli/seal": "internal/cli/command api/client api/openapi/v2 api/v1alpha1 api/v1beta1 internal/config internal/durable internal/sealing internal/sealedsecrets internal/envelope " +
 		"internal/secret",
-	"internal/cli/transfer": "internal/cli/command api/openapi/v2 internal/offline internal/durable internal/download internal/progress internal/buildinfo internal/backup internal/backup/restore internal/objects internal/audit internal/audit/verify " +
+	"internal/cli/transfer": "internal/cli/command api/openapi/v2 internal/offline internal/durable internal/download internal/progress internal/buildinfo internal/backup internal/backup/commits internal/backup/restore internal/objects internal/audit internal/audit/verify " +
 		"internal/keyring internal/store internal/store/bolt internal/store/format internal/fault",
 	"internal/cli/command": "internal/diagnosis api/openapi/v2 api/client internal/offline internal/audit internal/audit/verify internal/dualsig internal/fault",
 	"internal/dumps":       "",
 
 	"internal/app": "controllers controllers/admission controllers/cluster server server/gate internal/config internal/offline internal/buildinfo internal/vault internal/transit internal/identity " +
-		"internal/identity/tokenreview internal/connections internal/mail internal/sealingkey internal/custody internal/backup internal/backup/schedule internal/keyring internal/logs internal/audit internal/audit/guard internal/audit/keeper internal/audit/reader internal/audit/verify internal/audit/writer internal/authz " +
+		"internal/identity/tokenreview internal/connections internal/mail internal/sealingkey internal/custody internal/backup internal/backup/commits internal/backup/schedule internal/keyring internal/logs internal/audit internal/audit/guard internal/audit/keeper internal/audit/reader internal/audit/verify internal/audit/writer internal/authz " +
 		"internal/compliance internal/compliance/assessor internal/compliance/report internal/diagnosis internal/health internal/inspection internal/objects internal/otlp internal/clock internal/quota internal/durable " +
 		"internal/sealing internal/kms internal/memory internal/metrics internal/state internal/state/watch internal/store internal/store/bolt internal/store/format internal/store/postgres internal/fault",
 	"internal/config":  "api/v1beta1 controllers internal/sealing internal/mail internal/keyring internal/backup internal/audit internal/audit/writer internal/authz",
@@ -116,13 +116,14 @@ var ours = map[string]string{
 	"internal/compliance/report":   "internal/compliance internal/audit internal/dualsig internal/authz internal/fault",
 	"internal/objects":             "internal/google internal/durable internal/fault",
 	"internal/otlp":                "",
-	"internal/metrics":             "internal/backup/schedule internal/connections internal/audit/keeper internal/audit/verify internal/audit/writer internal/keyring internal/mail internal/sealingkey internal/store internal/store/postgres internal/fault",
+	"internal/metrics":             "internal/backup/commits internal/backup/schedule internal/store/bolt internal/connections internal/audit/keeper internal/audit/verify internal/audit/writer internal/keyring internal/mail internal/sealingkey internal/store internal/store/postgres internal/fault",
 	"internal/sealing":             "api/v1beta1 internal/generate internal/compose internal/envelope internal/dualsig internal/frame internal/fault internal/secret",
 
 	"internal/backup": "internal/dualsig internal/store internal/frame internal/fault",
-	"internal/backup/schedule": "internal/backup internal/backup/restore internal/audit internal/audit/guard internal/audit/writer internal/authz internal/keyring internal/objects internal/store " +
+	"internal/backup/commits":  "internal/backup internal/audit internal/dualsig internal/frame internal/objects internal/state internal/store internal/store/bolt internal/store/commit internal/fault",
+	"internal/backup/schedule": "internal/backup internal/backup/commits internal/backup/restore internal/audit internal/audit/guard internal/audit/writer internal/authz internal/keyring internal/objects internal/store " +
 		"internal/store/format internal/fault",
-	"internal/backup/restore": "internal/backup internal/offline internal/keyring internal/audit/verify internal/store internal/store/bolt internal/store/format",
+	"internal/backup/restore": "internal/backup internal/backup/commits internal/offline internal/keyring internal/audit/verify internal/store internal/store/bolt internal/store/commit internal/store/format",
 	"internal/generate":       "internal/dualsig internal/fault internal/secret",
 	"internal/compose":        "internal/fault internal/secret",
 	"internal/sealedsecrets":  "api/v1beta1 internal/secret",

@@ -25,6 +25,10 @@ import (
 // covers.
 const FileContext = "latticekeep/backup-file/v1"
 
+// CommitsContext is the context of the signature of a segment of the log of commits, and the label of
+// the frame that it covers (see package commits).
+const CommitsContext = "latticekeep/commits/v1"
+
 const (
 	statementMagic = "latticekeep-backup-signature-1\n"
 	saidSize       = sumSize + 8 + chainSize + dualsig.PublicKeySize + 8 + 8 + 1
@@ -226,11 +230,39 @@ func (c *counter) Write(b []byte) (int, error) {
 // backup or that no identity opens, and any error of r. The caller trusts what it reads afterwards
 // only as [Reader] says.
 func Open(r io.Reader, identities []Identity) (*Reader, error) {
+	return open(r, ageIdentities(identities)...)
+}
+
+// Encrypt returns a writer that encrypts to recipients what is written to it, as a backup is. Close
+// ends the file, and does not close w.
+func Encrypt(w io.Writer, to []Recipient) (io.WriteCloser, error) {
+	recipients := make([]age.Recipient, len(to))
+	for i, r := range to {
+		recipients[i] = r.age
+	}
+	out, err := age.Encrypt(w, recipients...)
+	if err != nil {
+		return nil, fmt.Errorf("encrypting: %w", err)
+	}
+	return out, nil
+}
+
+// Decrypt returns a reader of what [Encrypt] encrypted. Its errors are those of [Open], at the first
+// byte that is not what was encrypted.
+func Decrypt(r io.Reader, identities []Identity) (io.Reader, error) {
+	plain, err := age.Decrypt(&reader{Reader: r}, ageIdentities(identities)...)
+	if err != nil {
+		return nil, opening(err)
+	}
+	return &reader{Reader: plain, encrypted: true}, nil
+}
+
+func ageIdentities(identities []Identity) []age.Identity {
 	all := make([]age.Identity, len(identities))
 	for i, identity := range identities {
 		all[i] = identity.age
 	}
-	return open(r, all...)
+	return all
 }
 
 func open(r io.Reader, identities ...age.Identity) (*Reader, error) {

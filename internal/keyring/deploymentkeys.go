@@ -58,6 +58,11 @@ func (r *deploymentKeys) SignBackupFile(message []byte) ([]byte, error) {
 	return r.identity.Sign(backup.FileContext, message)
 }
 
+// SignCommits signs a segment of the log of commits with the deployment's identity key.
+func (r *deploymentKeys) SignCommits(message []byte) ([]byte, error) {
+	return r.identity.Sign(backup.CommitsContext, message)
+}
+
 // ReportContext separates reports from everything else that the identity key signs.
 const ReportContext = "latticekeep/report/v1"
 

@@ -139,6 +139,7 @@ var (
 var noRows = map[string]string{
 	"anchor/":                   "object in a bucket of anchors",
 	"backup/":                   "object in the bucket of backups",
+	"commits/":                  "object in the bucket of backups",
 	"reports/%s/%s-%d-%s.%s":    "object in the bucket of reports",
 	"attempt/":                  "refusals that are counted in memory",
 	"migrations/%04d.sql":       "embedded file",

@@ -198,3 +198,13 @@ func (j *journalReader) read(r store.Reader, h head, limit int, visit func(numbe
 	}
 	return false, nil
 }
+
+// HeadOf returns the number and the commitment of the newest change, as the row of the head says them.
+// It verifies nothing, and ok is false for a row of another form.
+func HeadOf(row []byte) (number uint64, commitment [32]byte, ok bool) {
+	if len(row) != headSize || row[0] != rowVersion {
+		return 0, commitment, false
+	}
+	copy(commitment[:], row[18:])
+	return binary.BigEndian.Uint64(row[2:]), commitment, true
+}

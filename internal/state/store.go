@@ -74,6 +74,14 @@ type Store struct {
 // Guard returns s with its deciding rows compared with the state.
 func (s *State) Guard(st store.Database) *Store { return &Store{st, s} }
 
+// Unguarded returns the database below a store of [State.Guard], and any other one as it is.
+func Unguarded(st store.Database) store.Database {
+	if guarded, ok := st.(*Store); ok {
+		return guarded.Database
+	}
+	return st
+}
+
 // View implements [store.Store].
 func (s *Store) View(ctx context.Context, fn func(store.Reader) error) error {
 	if !s.state.enforced() {

@@ -5,12 +5,14 @@ package restore
 import (
 	"bytes"
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
 
 	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/backup"
+	"github.com/latticekeep/latticekeep/internal/backup/commits"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/offline"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -22,12 +24,16 @@ import (
 type Restored struct {
 	From   *backup.Reader
 	Gentle bool // verify on one core
+	// Then changes the store once the backup is in it and is known to be whole, and before it is
+	// verified. id is that of [Restored.Fill]. Nil: nothing.
+	Then func(ctx context.Context, s store.Store, id string) error
 
 	// The results.
-	Rows   uint64
-	Report verify.Report
-	Tried  bool  // a KMS key opens the deployment
-	Key    error // reason why the KMS key does not open the deployment
+	Rows    uint64
+	Report  verify.Report
+	Reached commits.Reached // up to where the log of commits was applied; zero: it was not
+	Tried   bool            // a KMS key opens the deployment
+	Key     error           // reason why the KMS key does not open the deployment
 }
 
 // Whole is what an error about a KMS key says of the data.
@@ -81,32 +87,20 @@ func (r *Restored) Fill(ctx context.Context, s store.Store, id string) (err erro
 	size := 0
 	apply := func() error {
 		err := s.Update(ctx, func(tx store.Tx) error {
-			err := offline.CheckHolder(tx, id)
+			if err := offline.CheckHolder(tx, id); err != nil {
+				return err
+			}
 			for _, r := range batch {
-				if r.value == nil {
-					err = errors.Join(err, tx.Delete(r.key))
-				} else {
-					err = errors.Join(err, tx.Put(r.key, r.value))
+				if err := put(tx, r.key, r.value); err != nil {
+					return err
 				}
 			}
-			return err
+			return nil
 		})
 		batch, size = batch[:0], 0
 		return err
 	}
 	r.Rows, err = r.From.Rows(func(key, value []byte) error {
-		switch {
-		case bytes.Equal(key, offline.MarkRow):
-			return nil
-		case bytes.Equal(key, format.Row): // raised while the backup was taken, after its header was written
-			f, err := format.Parse(value)
-			if err == nil {
-				err = f.CheckReader()
-			}
-			if err != nil {
-				return err
-			}
-		}
 		batch = append(batch, row{bytes.Clone(key), bytes.Clone(value)})
 		if size += len(key) + len(value); size < offline.BatchBytes && len(batch) < offline.BatchRows {
 			return nil
@@ -116,7 +110,10 @@ func (r *Restored) Fill(ctx context.Context, s store.Store, id string) (err erro
 	if err != nil {
 		return err
 	}
-	return apply()
+	if err := apply(); err != nil || r.Then == nil {
+		return err
+	}
+	return r.Then(ctx, s, id)
 }
 
 // Verify compares the store with its audit log, and tries the KMS key of the backup, if there is one.
@@ -124,6 +121,9 @@ func (r *Restored) Fill(ctx context.Context, s store.Store, id string) (err erro
 func (r *Restored) Verify(ctx context.Context, s store.Store, also func(context.Context, store.Store) error) (err error) {
 	if r.Report, err = offline.VerifyStore(ctx, s, verify.Options{Fingerprint: r.From.Header.Chain, Gentle: r.Gentle}); err != nil {
 		return err
+	}
+	if at := r.Reached; !at.Time.IsZero() && (r.Report.Sequence != at.Head.Sequence || r.Report.Hash != hex.EncodeToString(at.Head.Hash[:])) {
+		return fmt.Errorf("the log of commits ends with entry %d, and the store with %d: restore with --backup-only", at.Head.Sequence, r.Report.Sequence)
 	}
 	current, former, err := offline.KMSKeysOfBackup(r.From.KMSKeys)
 	if err != nil {

@@ -219,7 +219,7 @@ func (f *followers) note(t *tx, id []byte) (made *Commit, err error) {
 		if _, err := t.bolt.CreateBucket([]byte(bucketList)); err != nil {
 			return nil, err
 		}
-		l = logState{id: *t.begins}
+		l = *t.begins
 	case !ok:
 		if state.Get([]byte(keyLog)) != nil {
 			f.opts.Logger.Error("the log of commits has ended: another release has written to the database")
@@ -334,7 +334,7 @@ func (j *journal) add(c *Commit) {
 		return
 	}
 	j.commits = append(j.commits, *c)
-	if j.size += size; j.size > j.bound/2 {
+	if j.size += size; j.size > j.bound/2 && j.size-size <= j.bound/2 {
 		poke(j.full)
 	}
 }

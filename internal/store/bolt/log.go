@@ -19,7 +19,7 @@ import (
 type Log struct {
 	ID       LogID
 	Newest   uint64    // number of the newest commit that changed a row
-	Shipped  uint64    // up to which the file knows that commits were shipped
+	Shipped  uint64    // up to which commits were shipped, as far as is known
 	Position []byte    // as given to Shipped
 	Oldest   time.Time // when the first commit after Shipped was made; zero for none
 }
@@ -27,11 +27,11 @@ type Log struct {
 // ErrNoLog means that the database keeps no log of commits, or another one than was asked for.
 var ErrNoLog = errors.New("the database keeps no such log of commits")
 
-// BeginLog begins a log of commits in place of any other. The commit that begins it has no number
-// unless it changes a row. Errors: those of Update.
-func (s *Store) BeginLog(ctx context.Context, id LogID) error {
+// BeginLog begins a log of commits in place of any other, after which nothing was shipped. position is
+// for the caller, as in Shipped. Errors: those of Update.
+func (s *Store) BeginLog(ctx context.Context, id LogID, position []byte) error {
 	return s.submit(ctx, false, func(t store.Tx) error {
-		t.(*tx).begins = (*[16]byte)(&id)
+		t.(*tx).begins = &logState{id: id, position: position}
 		return nil
 	})
 }
@@ -44,11 +44,10 @@ func (s *Store) Log(ctx context.Context) (found Log, err error) {
 			return ErrNoLog
 		}
 		found = Log{ID: l.id, Newest: l.number, Shipped: l.shipped, Position: l.position}
-		after := l.shipped
-		if p := s.followers.shipped.Load(); p != nil && p.log == l.id {
-			after = max(after, p.number)
+		if p := s.followers.shipped.Load(); p != nil && p.log == l.id && p.number > l.shipped {
+			found.Shipped, found.Position = p.number, p.position
 		}
-		if _, row := tx.Bucket([]byte(bucketList)).Cursor().Seek(numberKey(after + 1)); row != nil {
+		if _, row := tx.Bucket([]byte(bucketList)).Cursor().Seek(numberKey(found.Shipped + 1)); row != nil {
 			found.Oldest = commitRow(row).time()
 		}
 		return nil

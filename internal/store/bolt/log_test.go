@@ -22,7 +22,7 @@ var testLog = LogID{1, 2, 3}
 
 func beginLog(t *testing.T, s *Store, id LogID) {
 	t.Helper()
-	must(t, s.BeginLog(t.Context(), id))
+	must(t, s.BeginLog(t.Context(), id, nil))
 }
 
 // replica is what records make of an earlier state.

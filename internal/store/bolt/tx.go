@@ -136,7 +136,7 @@ type tx struct {
 	broken error     // set when bbolt panicked: the transaction must not be committed
 	bytes  int       // length of the keys and values that were put
 	room   int64     // what fitted on the disk when the group began
-	begins *[16]byte // a log of commits begins with this commit; nil mostly
+	begins *logState // a log of commits begins with this commit; nil mostly
 }
 
 // change is one write with the value that it replaced.
