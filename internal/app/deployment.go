@@ -15,6 +15,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit/reader"
 	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/audit/writer"
+	"github.com/latticekeep/latticekeep/internal/backup/commits"
 	"github.com/latticekeep/latticekeep/internal/clock"
 	"github.com/latticekeep/latticekeep/internal/config"
 	"github.com/latticekeep/latticekeep/internal/custody"
@@ -226,6 +227,9 @@ func openDatabase(ctx context.Context, p deploymentOptions, hook store.Hook, spa
 		return nil, fmt.Errorf("making the data directory: %w", err)
 	}
 	o := bolt.Options{Hook: hook, Observer: p.calls.ObserveCommit, Logger: p.logger}
+	if p.evidence.backup.Bucket != "" {
+		o.Journal = commits.JournalBytes
+	}
 	if !p.dev { // the database of a development server stays small
 		o.Reserve, o.Spared = diskReserve, spared
 	}

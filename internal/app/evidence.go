@@ -14,12 +14,15 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit/guard"
 	"github.com/latticekeep/latticekeep/internal/audit/keeper"
 	"github.com/latticekeep/latticekeep/internal/audit/writer"
+	"github.com/latticekeep/latticekeep/internal/backup/commits"
 	"github.com/latticekeep/latticekeep/internal/backup/schedule"
 	"github.com/latticekeep/latticekeep/internal/buildinfo"
 	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/internal/config"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/objects"
+	"github.com/latticekeep/latticekeep/internal/state"
+	"github.com/latticekeep/latticekeep/internal/store/bolt"
 	"github.com/latticekeep/latticekeep/internal/store/format"
 )
 
@@ -120,7 +123,8 @@ func (p *evidence) openArchive(ctx context.Context, s *service) error {
 	return nil
 }
 
-// openBackups prepares the backups that the server takes by itself.
+// openBackups prepares the backups that the server takes by itself, and the log of commits that goes on
+// after them.
 func (p *evidence) openBackups(ctx context.Context, s *service) error {
 	c := p.backup
 	if c.Bucket == "" {
@@ -134,7 +138,16 @@ func (p *evidence) openBackups(ctx context.Context, s *service) error {
 	for i, k := range s.kms {
 		keys[i] = k
 	}
-	s.backups = schedule.New(schedule.Config{
+	if database, embedded := state.Unguarded(s.store).(*bolt.Store); embedded {
+		s.commits, err = commits.NewShipper(commits.Config{
+			Database: database, Store: s.store, Bucket: b, Folder: commits.Folder(s.log.ChainID()), Chain: s.log.Fingerprint(),
+			Signer: s.keys, Recipients: s.recipients, Now: s.now, Logger: s.logger,
+		})
+		if err != nil {
+			return err
+		}
+	}
+	s.backups = schedule.New(s.commits, schedule.Config{
 		Store: s.store, Log: s.log, Guard: s.guard, Keys: s.keys, KMS: keys, KMSKeys: s.keyFiles, Recipients: s.recipients,
 		Bucket: b, Place: c.Bucket, Every: c.Every, Keep: c.Keep, Scratch: cmp.Or(c.Scratch, s.dir), Program: buildinfo.Version(), Now: s.now, Logger: s.logger,
 	})
@@ -180,5 +193,8 @@ func (p *evidence) run(ctx context.Context, s *service, g interface{ Go(func() e
 	}
 	if s.backups != nil {
 		g.Go(func() error { s.backups.Run(ctx); return nil })
+	}
+	if s.commits != nil {
+		g.Go(func() error { s.commits.Run(ctx); return nil })
 	}
 }

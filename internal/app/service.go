@@ -17,6 +17,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit/keeper"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/backup"
+	"github.com/latticekeep/latticekeep/internal/backup/commits"
 	"github.com/latticekeep/latticekeep/internal/backup/schedule"
 	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/internal/compliance/assessor"
@@ -55,6 +56,7 @@ type service struct {
 
 	evidence   *evidence          // proofs of the log
 	backups    *schedule.Schedule // nil: the server takes no backups by itself
+	commits    *commits.Shipper   // nil: no backups, or PostgreSQL
 	compliance *assessor.Service
 }
 
@@ -80,7 +82,7 @@ func (s *service) collectors() []prometheus.Collector {
 		all = append(all, metrics.Postgres(s.clock.store.Load().Stats))
 	}
 	if s.backups != nil {
-		all = append(all, metrics.Backups(s.backups))
+		all = append(all, metrics.Backups(s.backups, s.commits))
 	}
 	if a := s.evidence.archive; a != nil {
 		all = append(all, metrics.Archive(a.cutter.Keep, a.cutter.MaxEntries, func() bool { return a.state() == compliance.ArchiveReadable }))

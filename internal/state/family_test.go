@@ -143,8 +143,6 @@ var noRows = map[string]string{
 	"reports/%s/%s-%d-%s.%s":    "object in the bucket of reports",
 	"attempt/":                  "refusals that are counted in memory",
 	"migrations/%04d.sql":       "embedded file",
-	"proc/self/cgroup":          "file of the kernel",
-	"proc/self/mountinfo":       "file of the kernel",
 	"application/json":          "media type",
 	"application/yaml":          "media type",
 	"text/plain; charset=utf-8": "media type",

@@ -48,7 +48,7 @@ func TestEveryPanelShowsSomething(t *testing.T) {
 		`latticekeep_tls_handshakes_total{group="X25519MLKEM768"}`, `latticekeep_audit_anchor_lag_entries{place="bucket"}`, "latticekeep_audit_retention_seconds", "latticekeep_audit_retention_entries",
 		`latticekeep_sealedcredentials{condition="Ready",status="True"}`, `latticekeep_credential_expiry_timestamp_seconds{namespace="shop",name="db"}`,
 		`latticekeep_credential_changes_total{change="sealed"}`, `latticekeep_admission_reviews_total{verdict="allowed"}`,
-		"latticekeep_memory_limit_bytes", "latticekeep_backup_last_verified_timestamp_seconds", "latticekeep_backup_interval_seconds", `latticekeep_unavailable_total{reason="store"}`, "latticekeep_target_oldest_look_timestamp_seconds", "latticekeep_target_repairs_total",
+		"latticekeep_memory_limit_bytes", "latticekeep_backup_last_verified_timestamp_seconds", "latticekeep_backup_interval_seconds", "latticekeep_commits_shipped_until_timestamp_seconds", "latticekeep_commits_shipped_bytes_total", `latticekeep_unavailable_total{reason="store"}`, "latticekeep_target_oldest_look_timestamp_seconds", "latticekeep_target_repairs_total",
 		`latticekeep_http_requests_total{method="GET",route="none",status="401"}`,
 	} {
 		text = set(text, added, 1)

@@ -10,10 +10,19 @@ import (
 func (s *Schedule) Run(ctx context.Context) {
 	tick := time.NewTicker(look)
 	defer tick.Stop()
+	var begun <-chan struct{}
+	if s.commits != nil {
+		begun = s.commits.Begun()
+		select {
+		case <-s.commits.Tried(): // so that the first backup is one that its log goes on after
+		case <-ctx.Done():
+		}
+	}
 	for {
 		_ = s.RunOnce(ctx) // it has logged the error
 		select {
 		case <-tick.C:
+		case <-begun:
 		case <-ctx.Done():
 			return
 		}

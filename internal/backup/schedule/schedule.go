@@ -42,6 +42,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit/guard"
 	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/backup"
+	"github.com/latticekeep/latticekeep/internal/backup/commits"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/objects"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -73,6 +74,7 @@ type Config struct {
 // Schedule takes the backups of a deployment.
 type Schedule struct {
 	Config
+	commits *commits.Shipper
 
 	mu       sync.Mutex
 	failures map[Step]uint64
@@ -91,14 +93,18 @@ const (
 // Steps are all of them.
 var Steps = []Step{Take, Verify, Delete}
 
-// New returns the schedule of a deployment.
-func New(c Config) *Schedule { return &Schedule{Config: c, failures: make(map[Step]uint64)} }
+// New returns the schedule of a deployment. Each log of commits that log ships gets a backup to go on
+// after; nil: there is none.
+func New(log *commits.Shipper, c Config) *Schedule {
+	return &Schedule{Config: c, commits: log, failures: make(map[Step]uint64)}
+}
 
 // Status is what is known of the backups of a deployment, whichever replica took them.
 type Status struct {
 	Taken    time.Time // when the newest backup was begun that is in the bucket; zero for none
 	Verified time.Time // the same of the newest one that was restored and verified
 	Bytes    int64     // size of the newest backup
+	Log      string    // log of commits that goes on after the newest backup; "" for none
 	Failures map[Step]uint64
 }
 
@@ -108,7 +114,7 @@ func (s *Schedule) Status(ctx context.Context) (Status, error) {
 	r, err := s.read(ctx)
 	status := Status{Failures: make(map[Step]uint64)}
 	if r.Place == s.Place {
-		status.Taken, status.Verified, status.Bytes = r.Taken, r.Verified, r.Bytes
+		status.Taken, status.Verified, status.Bytes, status.Log = r.Taken, r.Verified, r.Bytes, r.Log
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -138,6 +144,7 @@ type row struct {
 	Taken    time.Time `json:"taken,omitzero"`
 	Verified time.Time `json:"verified,omitzero"`
 	Bytes    int64     `json:"bytes,omitempty"`
+	Log      string    `json:"log,omitempty"` // log of commits of the newest backup
 
 	Restored time.Time `json:"restored,omitzero"` // first backup of a server that was restored from one
 	Foreign  string    `json:"foreign,omitempty"` // newest backup here that another server was seen to take
@@ -188,12 +195,22 @@ func (s *Schedule) due(r row, now time.Time) bool {
 		return false
 	}
 	age := now.Sub(r.Taken)
-	return r.Place != s.Place || age >= s.Every || age < -skew
+	log := s.log()
+	return r.Place != s.Place || age >= s.Every || age < -skew || log != "" && log != r.Log && age > 0 // two of one second would have one name
+}
+
+// log returns the id of the log of commits, or "" while there is none.
+func (s *Schedule) log() string {
+	if s.commits == nil {
+		return ""
+	}
+	return s.commits.Status().Log
 }
 
 // claimed is an attempt of this process.
 type claimed struct {
 	Attempt, By string
+	log         string // log of commits when the attempt began
 	began       time.Time
 	leftover    string    // object that an earlier attempt may not have finished
 	previous    time.Time // of the newest backup before this one that this server knows; zero for none
@@ -212,7 +229,7 @@ func (s *Schedule) claim(ctx context.Context) (*claimed, error) {
 	if r, err := s.read(ctx); err != nil || !s.due(r, now) {
 		return nil, err
 	}
-	c := &claimed{Attempt: s.objectName(now), By: rand.Text(), began: now}
+	c := &claimed{Attempt: s.objectName(now), By: rand.Text(), log: s.log(), began: now}
 	err := s.update(ctx, func(r *row) error {
 		if !s.due(*r, now) {
 			return errNotDue
@@ -271,7 +288,7 @@ func (s *Schedule) finish(ctx context.Context, c *claimed, w *backup.Written) er
 		if r.By != c.By {
 			return errTakenOver
 		}
-		r.Taken, r.Bytes, r.Attempt, r.Failures = c.began, int64(statement.Size), "", 0
+		r.Taken, r.Bytes, r.Log, r.Attempt, r.Failures = c.began, int64(statement.Size), c.log, "", 0
 		if c.restored {
 			r.Restored = c.began
 		}

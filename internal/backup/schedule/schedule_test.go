@@ -111,7 +111,7 @@ func (d *deployment) replica(open func(store.Hook) (store.Database, error)) *rep
 	c.Recipients = []backup.Recipient{d.identity.Recipient()}
 	c.Bucket, c.Place, c.Program, c.Now = bucket, d.bucket, "test", d.clock
 	c.Logger = slog.New(slog.NewTextHandler(r.logged, nil))
-	r.Schedule = schedule.New(c)
+	r.Schedule = schedule.New(nil, c)
 	return r
 }
 

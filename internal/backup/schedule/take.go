@@ -64,6 +64,11 @@ func (s *Schedule) take(ctx context.Context, c *claimed) (_ *backup.Written, err
 	if err != nil {
 		return nil, err
 	}
+	if s.commits != nil {
+		if err := s.commits.Mark(ctx); err != nil {
+			return nil, err
+		}
+	}
 	h := backup.Header{Chain: s.Log.Fingerprint(), Identity: s.Keys.Identity(), CreatedAt: c.began, Program: s.Program, Format: raised}
 	var written *backup.Written
 	c.begun = true
@@ -214,8 +219,8 @@ const mostListed = 20_000
 const afterRestore = 8 * 24 * time.Hour
 
 // expire deletes the backups that are older than Keep, except that of c, which was verified just now, and
-// whatever is newer. It deletes only what has a signature of this deployment, and nothing while another
-// server takes backups: see the package comment.
+// whatever is newer, and then the commits that are older than all that is left. It deletes only what has
+// a signature of this deployment, and nothing while another server takes backups: see the package comment.
 func (s *Schedule) expire(ctx context.Context, c *claimed) error {
 	if s.Keep == 0 {
 		return nil
@@ -240,27 +245,37 @@ func (s *Schedule) expire(ctx context.Context, c *claimed) error {
 	}
 	newest, before := c.Attempt, s.Now().Add(-s.Keep)
 	var failed error
+	oldest := s.Now()
 	for _, signature := range names {
 		name, is := strings.CutSuffix(signature, signatureSuffix)
 		at, ours := s.timeOf(name)
-		if !is || !ours || name >= newest || !at.Before(before) {
+		if !is || !ours {
 			continue
 		}
-		switch made, err := s.made(ctx, name, at); {
-		case err != nil:
-			failed = errors.Join(failed, err)
-			continue
-		case !made:
-			continue
+		old, made, err := name < newest && at.Before(before), false, error(nil)
+		if old {
+			made, err = s.made(ctx, name, at)
 		}
-		// The signature goes last, since it shows that the rest may go.
-		if err := s.remove(ctx, name); err != nil {
-			failed = errors.Join(failed, err)
+		if made { // the signature goes last, since it shows that the rest may go
+			err = s.remove(ctx, name)
+		}
+		failed = errors.Join(failed, err)
+		if (!old || err != nil) && at.Before(oldest) {
+			oldest = at
+		}
+		if !made || err != nil {
 			continue
 		}
 		s.Logger.InfoContext(ctx, "deleted an old backup", "object", name)
 	}
-	return failed
+	if s.commits == nil {
+		return failed
+	}
+	deleted, err := s.commits.Expire(ctx, oldest.Add(-skew))
+	if deleted > 0 {
+		s.Logger.InfoContext(ctx, "deleted commits that are older than all backups", "segments", deleted)
+	}
+	return errors.Join(failed, err)
 }
 
 // foreign returns the newest backup in the bucket that another server of this deployment took since the

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -32,6 +31,7 @@ type restoreOptions struct {
 	offline.Deployment
 	input, identityFile string
 	keyOut              string // file for the backup's KMS key; empty for none
+	backupOnly          bool   // do not apply the log of commits
 	chain, identity     string // pinned fingerprints; empty for none
 }
 
@@ -58,7 +58,12 @@ else could have made all of it: everybody can encrypt to a recipient.
 wants it where its kms.url says. --kms-key-file or --kms-url tries whether a key
 that you have opens what was restored.
 
-A backup does not have what happened after it was taken: credentials sealed or
+A server with an embedded database ships its commits to the bucket of its backups,
+every 20 seconds. When --input is where it put the backup, s3://BUCKET/backup/…,
+gs://… or a file below its folder, the restore goes on with these commits up to
+the last one, and prints its time. --backup-only leaves them out.
+
+Otherwise what happened after the backup was taken is lost: credentials sealed or
 rotated since are missing, and what was deleted or revoked since is back.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -78,6 +83,7 @@ rotated since are missing, and what was deleted or revoked since is back.`,
 	flags.StringVar(&o.input, "input", "", "backup: a file, the URL of an object such as s3://bucket/name, or - for standard input")
 	flags.StringVar(&o.identityFile, "identity-file", "", "file with the identity that opens the backup")
 	flags.StringVar(&o.keyOut, "kms-key-out", "", "file to write the KMS key of the backup to; it must not exist")
+	flags.BoolVar(&o.backupOnly, "backup-only", false, "leave out what was committed after the backup")
 	flags.StringVar(&o.chain, "fingerprint", "", "fingerprint of the chain that the backup must be of")
 	flags.StringVar(&o.identity, "identity", "", "fingerprint of the identity that must have signed the backup")
 	_ = cmd.MarkFlagRequired("input") // cannot fail: the flags exist
@@ -87,7 +93,10 @@ rotated since are missing, and what was deleted or revoked since is back.`,
 }
 
 // restored is the result of a restore.
-type restored struct{ restore.Restored }
+type restored struct {
+	restore.Restored
+	log string // what the log of commits has added, for people
+}
 
 func (r restored) text(o restoreOptions) string {
 	h := r.From.Header
@@ -109,12 +118,12 @@ func (r restored) text(o restoreOptions) string {
 		key = "The KMS key in the backup opens it: --kms-key-out writes it to a file, should the server's own be lost."
 	}
 	return fmt.Sprintf(`restored: %d rows, taken %s by latticekeep %s
-head: %d %s
+%shead: %d %s
 chain: %s
 identity: %s (%s)
 %s
 What happened after this head is lost: compare it with one that you kept.
-`, r.Rows, h.CreatedAt.Format(time.RFC3339), h.Program, r.Report.Sequence, r.Report.Hash, h.Chain, h.Identity.ID(), whose, key)
+`, r.Rows, h.CreatedAt.Format(time.RFC3339), h.Program, r.log, r.Report.Sequence, r.Report.Hash, h.Chain, h.Identity.ID(), whose, key)
 }
 
 // tries reports whether a KMS key to try is named.
@@ -141,14 +150,12 @@ func restoreTo(ctx context.Context, o restoreOptions, stdin io.Reader) (restored
 
 // withInput opens what --input names and passes it to read.
 func withInput(ctx context.Context, input string, stdin io.Reader, read func(io.Reader) error) error {
-	u, err := url.Parse(input)
+	bucket, name, isObject := objectOf(input)
 	switch {
 	case input == "-":
 		return read(stdin)
-	case err == nil && (u.Scheme == "s3" || u.Scheme == "gs"):
-		name := strings.TrimPrefix(u.Path, "/")
-		u.Path, u.RawPath = "", ""
-		b, err := objects.OpenExisting(ctx, u.String())
+	case isObject:
+		b, err := objects.OpenExisting(ctx, bucket)
 		if err == nil {
 			err = b.Download(ctx, name, read)
 		}
@@ -172,6 +179,12 @@ func (r *restored) read(ctx context.Context, target offline.Location, o restoreO
 	}
 	if err := o.compare(r); err != nil {
 		return err
+	}
+	if !o.backupOnly {
+		r.Then = func(ctx context.Context, s store.Store, id string) (err error) {
+			r.Reached, r.log, err = replay(ctx, s, id, r.From, o.input, identities)
+			return err
+		}
 	}
 	if dir, ok := target.Dir(); ok {
 		return r.toDirectory(ctx, dir, o)
