@@ -93,7 +93,7 @@ func TestEachEventIsAChangeOrServedOnAFullDisk(t *testing.T) {
 		audit.PublicKeyRead, audit.AccountRead, audit.SessionListed, audit.MemberListed, audit.AuditRead, audit.ProofRead, audit.AuditExported, audit.MetricsRead,
 		audit.ComplianceAssessed, audit.ComplianceScored, audit.ComplianceHistoryRead, audit.ComplianceReported, audit.InventoryRead,
 		// removals, and the sign-ins that they need
-		audit.SealingKeyRetired, audit.APIKeyRevoked, audit.CredentialVersionEnded, audit.CredentialDeleted, audit.CredentialReleased,
+		audit.SealingKeyRetired, audit.APIKeyRevoked, audit.APIKeySuspended, audit.CredentialVersionEnded, audit.CredentialDeleted, audit.CredentialReleased,
 		audit.UserSignedIn, audit.SessionRefreshed, audit.UserSignedOut, audit.SessionEnded, audit.MemberRemoved, audit.InvitationRevoked, audit.ReviewNoteErased,
 		// what the service does by itself, and what repairs it
 		audit.LogArchived, audit.AnchorStarted, audit.AnchorRefused, audit.RollbackAccepted, audit.StateCommitted, audit.StateRowsAccepted, audit.StateRowsRemoved,

@@ -29,7 +29,8 @@ const (
 	TenantLimited          EventType = "TENANT_LIMITED"   // its rate limits were set
 	NamespaceMapped        EventType = "NAMESPACE_MAPPED" // a Kubernetes namespace belongs to the tenant
 	APIKeyCreated          EventType = "API_KEY_CREATED"
-	APIKeyApproved         EventType = "API_KEY_APPROVED" // an owner approved a key that the operator made; it works from now on
+	APIKeyApproved         EventType = "API_KEY_APPROVED"  // an owner approved a key that the operator made; it works from now on
+	APIKeySuspended        EventType = "API_KEY_SUSPENDED" // after a rollback of which nobody knows what it undid; works again once an owner approves it
 	APIKeyListed           EventType = "API_KEY_LISTED"
 	APIKeyRevoked          EventType = "API_KEY_REVOKED"
 	CredentialSealed       EventType = "CREDENTIAL_SEALED" // a new credential, or a deleted one created again

@@ -123,6 +123,10 @@ func (e *Evidence) account(a *audit.Entry, m mark) {
 		if k := e.APIKeys[id]; k != nil {
 			k.User, k.Pending = a.Attributes[audit.AttributeUser], false
 		}
+	case audit.APIKeySuspended:
+		if k := e.APIKeys[id]; k != nil {
+			k.Pending = true
+		}
 	case audit.APIKeyRevoked:
 		if k := e.APIKeys[id]; k == nil || !k.Pending {
 			e.depart(id, m)

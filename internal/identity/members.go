@@ -111,8 +111,12 @@ func (s *members) Members(ctx context.Context, p authz.Principal) ([]User, []Inv
 
 // requireGrantable refuses a role that p can neither give nor take away: one with scopes that p
 // does not hold, or the owner's role unless p is an owner. In a tenant without an owner, as an
-// operator makes it, anyone who holds the owner's scopes may make the first one.
+// operator makes it, anyone who holds the owner's scopes may make the first one. The deployment itself
+// repeats what was decided before a rollback.
 func (s *members) requireGrantable(r store.Reader, p authz.Principal, roles ...authz.Role) error {
+	if p.Kind == authz.System {
+		return nil
+	}
 	for _, role := range roles {
 		if !p.Holds(role.Scopes()) {
 			return records.Refuse(reasonRole, errRoleBeyond)
@@ -154,9 +158,9 @@ func (s *members) isOwner(r store.Reader, p authz.Principal) (bool, error) {
 	return found && row.Role == authz.Owner, err
 }
 
-// requireAnotherOwner refuses to remove or demote the last owner.
-func (s *members) requireAnotherOwner(r store.Reader, leaving member) error {
-	if !leaving.owns() {
+// requireAnotherOwner refuses to remove or demote the last owner, unless the deployment itself does.
+func (s *members) requireAnotherOwner(r store.Reader, p authz.Principal, leaving member) error {
+	if !leaving.owns() || p.Kind == authz.System {
 		return nil
 	}
 	members, err := s.membersOf(r, leaving.Tenant)
@@ -203,7 +207,7 @@ func (s *members) ChangeMember(ctx context.Context, p authz.Principal, id string
 			return err
 		}
 		if role != authz.Owner {
-			if err := s.requireAnotherOwner(tx, m); err != nil {
+			if err := s.requireAnotherOwner(tx, p, m); err != nil {
 				return err
 			}
 		}
@@ -239,7 +243,7 @@ func (s *members) RemoveMember(ctx context.Context, p authz.Principal, id string
 				return err
 			}
 		}
-		if err := s.requireAnotherOwner(tx, m); err != nil {
+		if err := s.requireAnotherOwner(tx, p, m); err != nil {
 			return err
 		}
 		e.Attributes, err = s.grants.revokeGrants(tx, m.Tenant, answeredBy(m.User))

@@ -264,7 +264,7 @@ func (s *sessions) SignOut(ctx context.Context, p Caller) error {
 	if err := s.guard.Authorize(ctx, p.Principal, authz.SignOut); err != nil {
 		return err
 	}
-	err := s.end(ctx, audit.UserSignedOut, p.Principal, p.Session)
+	err := s.end(ctx, audit.UserSignedOut, p.Principal, sessionName{p.ID, p.Session})
 	if errors.Is(err, fault.NotFound) {
 		return nil // it ended meanwhile, so the caller has what it asked for
 	}
@@ -277,17 +277,17 @@ func (s *sessions) EndSession(ctx context.Context, p Caller, id string) error {
 	if err := s.guard.Authorize(ctx, p.Principal, authz.EndSession); err != nil {
 		return err
 	}
-	return s.end(ctx, audit.SessionEnded, p.Principal, id)
+	return s.end(ctx, audit.SessionEnded, p.Principal, sessionName{p.ID, id})
 }
 
-func (s *sessions) end(ctx context.Context, t audit.EventType, p authz.Principal, id string) error {
+func (s *sessions) end(ctx context.Context, t audit.EventType, p authz.Principal, n sessionName) error {
 	now := s.now()
 	e := audit.Event{Type: t, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.SessionResource}}
-	if authz.ValidID(sessionIDPrefix, id) {
-		e.Resource.ID = id
+	if authz.ValidID(sessionIDPrefix, n.ID) {
+		e.Resource.ID = n.ID
 	}
 	err := s.rows.Commit(ctx, e, func(tx store.Tx, e *audit.Event) error {
-		n := sessionName{p.ID, e.Resource.ID}
+		n := sessionName{n.User, e.Resource.ID}
 		var row sessionRow
 		if found, err := s.rows.Get(tx, sessionKey(n), &row); err != nil {
 			return err

@@ -452,6 +452,7 @@ const (
 	EventTypeAPIKEYCREATED          EventType = "API_KEY_CREATED"
 	EventTypeAPIKEYLISTED           EventType = "API_KEY_LISTED"
 	EventTypeAPIKEYREVOKED          EventType = "API_KEY_REVOKED"
+	EventTypeAPIKEYSUSPENDED        EventType = "API_KEY_SUSPENDED"
 	EventTypeAUDITEXPORTED          EventType = "AUDIT_EXPORTED"
 	EventTypeAUDITREAD              EventType = "AUDIT_READ"
 	EventTypeBACKUPTAKEN            EventType = "BACKUP_TAKEN"
@@ -543,6 +544,8 @@ func (e EventType) Valid() bool {
 	case EventTypeAPIKEYLISTED:
 		return true
 	case EventTypeAPIKEYREVOKED:
+		return true
+	case EventTypeAPIKEYSUSPENDED:
 		return true
 	case EventTypeAUDITEXPORTED:
 		return true

@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sort"
 	"strconv"
@@ -76,11 +77,7 @@ func (l *Log) AcceptRollback(ctx context.Context, p authz.Principal, reason stri
 			done = true // accepted before, but the answer did not arrive
 			return nil
 		}
-		receipt, err = l.append(tx, audit.Event{
-			Type: audit.RollbackAccepted, Outcome: audit.Success, Principal: p,
-			Resource:   audit.Resource{Type: audit.ChainResource, ID: l.Chain.ChainID},
-			Attributes: map[string]string{audit.AttributeReason: reason},
-		}, a)
+		receipt, err = l.append(tx, l.acceptanceEvent(p, reason), a)
 		return err
 	})
 	if err != nil {
@@ -95,6 +92,43 @@ func (l *Log) AcceptRollback(ctx context.Context, p authz.Principal, reason stri
 	l.stateEpoch.Store(a.rollback.Epoch)
 	a.rollback.Receipt = *receipt
 	return a.rollback, nil
+}
+
+// SkippedAfterRestore is how many sequences [Log.AcceptRestore] leaves out above the last known entry.
+// A server that was lost may have told its anchors of entries that nobody else has: those of about a
+// minute, and this is 16,000 a second.
+const SkippedAfterRestore = 1_000_000
+
+// AcceptRestore begins a new epoch in a restored store, which nobody serves. lost names the last entry
+// that the deployment is known to have had. The skipped sequences are above it, so no anchor halts the
+// log for them. attributes are further ones of the entry. Error: fault.Unavailable.
+func (l *Log) AcceptRestore(ctx context.Context, lost audit.RollbackError, reason string, attributes map[string]string) (audit.Rollback, error) {
+	loaded, err := l.state.Load(ctx, l.Chain.Store)
+	if err != nil {
+		return audit.Rollback{}, fmt.Errorf("accepting a rollback: %w", err)
+	}
+	a := &acceptance{lost: lost, state: loaded, skipped: SkippedAfterRestore}
+	event := l.acceptanceEvent(authz.SystemPrincipal(authz.SystemTenant), reason)
+	maps.Copy(event.Attributes, attributes)
+	var receipt *audit.Receipt
+	err = l.Chain.Store.Update(ctx, func(tx store.Tx) (err error) {
+		receipt, err = l.append(tx, event, a)
+		return err
+	})
+	if err != nil {
+		return audit.Rollback{}, fmt.Errorf("accepting a rollback: %w", err)
+	}
+	l.stateEpoch.Store(a.rollback.Epoch)
+	a.rollback.Receipt = *receipt
+	return a.rollback, nil
+}
+
+func (l *Log) acceptanceEvent(p authz.Principal, reason string) audit.Event {
+	return audit.Event{
+		Type: audit.RollbackAccepted, Outcome: audit.Success, Principal: p,
+		Resource:   audit.Resource{Type: audit.ChainResource, ID: l.Chain.ChainID},
+		Attributes: map[string]string{audit.AttributeReason: reason},
+	}
 }
 
 // noteAcceptance tells the verification of the running log that a loss was accepted.
@@ -112,7 +146,7 @@ func (a *acceptance) beginEpoch(l *Log, tx store.Tx, head audit.Position) (first
 		return 0, err
 	}
 	index, ok := audit.IndexOf(epochs, head.Sequence)
-	first = max(a.lost.LostTo, head.Sequence) + 1
+	first = max(a.lost.LostTo, head.Sequence) + a.skipped + 1
 	if !ok || first > audit.MaxInteger {
 		return 0, audit.ErrDamagedLog
 	}
