@@ -124,6 +124,8 @@ var ours = map[string]string{
 	"internal/backup/schedule": "internal/backup internal/backup/commits internal/backup/restore internal/audit internal/audit/guard internal/audit/writer internal/authz internal/keyring internal/objects internal/store " +
 		"internal/store/format internal/fault",
 	"internal/backup/restore": "internal/backup internal/backup/commits internal/offline internal/keyring internal/audit/verify internal/store internal/store/bolt internal/store/commit internal/store/format",
+	"internal/backup/rollback": "internal/identity internal/vault internal/sealingkey internal/compliance/assessor internal/keyring internal/state internal/audit internal/audit/entries internal/audit/guard internal/audit/reader " +
+		"internal/audit/verify internal/audit/writer internal/authz internal/store internal/store/bolt internal/store/format internal/fault",
 	"internal/generate":       "internal/dualsig internal/fault internal/secret",
 	"internal/compose":        "internal/fault internal/secret",
 	"internal/sealedsecrets":  "api/v1beta1 internal/secret",

@@ -475,7 +475,7 @@ func (o *tour) kmsThrough(t *testing.T, operator *client.Client) {
 	ctx := t.Context()
 	listed := answered(operator.V2.ListKMSKeys(ctx))(t)
 	if len(listed.KmsKeys) != 2 || listed.KmsKeys[0].State != v2.KMSKeyStateCurrent || listed.KmsKeys[0].Sets < 2 || listed.DamagedSets != 0 ||
-		listed.KmsKeys[1] != (v2.KMSKey{KeyId: o.PreviousKMSKey, State: v2.KMSKeyStateFormer}) {
+		listed.KmsKeys[1] != (v2.KMSKey{KeyId: o.KMS[1].ID(), State: v2.KMSKeyStateFormer}) {
 		t.Errorf("KMS keys %+v", listed)
 	}
 	if moved := answered(operator.V2.RewrapKeys(ctx, v2.RewrapKeysRequest{}))(t); moved.Moved != 0 || moved.Remaining != 0 {
@@ -489,8 +489,8 @@ func (o *tour) kmsThrough(t *testing.T, operator *client.Client) {
 	if _, err := operator.V2.DestroyKMSKey(ctx, v2.DestroyKMSKeyRequest{KeyId: listed.KmsKeys[0].KeyId}); !errors.Is(err, client.ErrConflict) {
 		t.Errorf("the current key: %v", err)
 	}
-	gone := answered(operator.V2.DestroyKMSKey(ctx, v2.DestroyKMSKeyRequest{KeyId: o.PreviousKMSKey}))(t)
-	if gone.KeyId != o.PreviousKMSKey || gone.FinalAt == nil || gone.Undo == nil || gone.Left != nil {
+	gone := answered(operator.V2.DestroyKMSKey(ctx, v2.DestroyKMSKeyRequest{KeyId: o.KMS[1].ID()}))(t)
+	if gone.KeyId != o.KMS[1].ID() || gone.FinalAt == nil || gone.Undo == nil || gone.Left != nil {
 		t.Errorf("destroyed %+v", gone)
 	}
 }

@@ -249,7 +249,7 @@ var examples = map[string]func(*world, operation) servertest.Request{
 	"v2 listKMSKeys": example("", nil),
 	"v2 rewrapKeys":  example("", object{}),
 	"v2 destroyKMSKey": func(w *world, o operation) servertest.Request {
-		return w.send(o, "", object{"key_id": w.PreviousKMSKey})
+		return w.send(o, "", object{"key_id": w.KMS[1].ID()})
 	},
 
 	"v2 getCheckpoint": exampleProof("", ""),

@@ -49,19 +49,19 @@ import (
 
 // Service is a whole service of real parts: a real database, real keys, and a listener on loopback.
 type Service struct {
-	server.Config  // configuration of the server, with all services
-	Server         *server.Server
-	Verifier       *verify.LiveVerifier
-	T              testing.TB
-	Clock          *Clock
-	Logged         *Buffer
-	URL            string
-	Client         *http.Client // checks every exchange against the contract
-	Mailbox        *Mailbox
-	State          *atomic.Pointer[compliance.State] // what the deployment reports about itself
-	Rows           *Rows                             // the store as somebody reaches it who writes the database
-	ReportFolder   string
-	PreviousKMSKey string // id of a KMS key that no longer wraps anything
+	server.Config // configuration of the server, with all services
+	Server        *server.Server
+	Verifier      *verify.LiveVerifier
+	T             testing.TB
+	Clock         *Clock
+	Logged        *Buffer
+	URL           string
+	Client        *http.Client // checks every exchange against the contract
+	Mailbox       *Mailbox
+	State         *atomic.Pointer[compliance.State] // what the deployment reports about itself
+	Rows          *Rows                             // the store as somebody reaches it who writes the database
+	ReportFolder  string
+	KMS           []keyring.KMS // the current key, and one that no longer wraps anything
 
 	Tenant authz.TenantID
 	Key    string // API key of Tenant, with all scopes
@@ -164,7 +164,7 @@ func (s *Service) openStore(open Open) {
 		keys[i], err = kms.OpenLocal(filepath.Join(dir, name))
 		check(err)
 	}
-	s.PreviousKMSKey = keys[1].ID()
+	s.KMS = []keyring.KMS{keys[0], keys[1]}
 	s.Identity, s.Keys, err = identity.Open(ctx, db, s.Audit, s.Guard, keys[0], keyring.Config{
 		CacheTTL: keyring.DefaultCacheTTL, Previous: []keyring.KMS{keys[1]}, Now: s.Clock.Now,
 	})
@@ -173,9 +173,9 @@ func (s *Service) openStore(open Open) {
 	check(db.Update(ctx, func(tx store.Tx) error {
 		_, err := s.Audit.Append(tx, audit.Event{
 			Type: audit.KMSRewrapped, Outcome: audit.Success, Principal: authz.SystemPrincipal(authz.SystemTenant),
-			Resource: audit.Resource{Type: audit.KMSKeyResource, ID: s.PreviousKMSKey},
+			Resource: audit.Resource{Type: audit.KMSKeyResource, ID: keys[1].ID()},
 		})
-		return errors.Join(err, tx.Put([]byte("kms/moved-from/"+s.PreviousKMSKey), nil))
+		return errors.Join(err, tx.Put([]byte("kms/moved-from/"+keys[1].ID()), nil))
 	}))
 	s.Tenant, s.Key, err = s.Identity.Dev(ctx)
 	check(err)

@@ -10,6 +10,7 @@ import (
 	"fmt"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/frame"
@@ -98,13 +99,23 @@ func (s *Service) Note(ctx context.Context, p authz.Principal, id string) (n Not
 // EraseNote deletes the note of a review. The review stays. Errors: fault.Forbidden,
 // fault.NotFound, fault.Unavailable.
 func (s *Service) EraseNote(ctx context.Context, p authz.Principal, id string) error {
-	if err := s.guard.Admit(ctx, p, authz.EraseReviewNote); err != nil {
+	return eraseNote(ctx, s.evidence.evidenceRows, s.guard, p, id)
+}
+
+// EraseNote is [Service.EraseNote] for the store of a deployment that is not served. unseal returns the
+// content of a row under a MAC.
+func EraseNote(ctx context.Context, s store.Store, g *guard.Guard, unseal func(key, row []byte) ([]byte, error), p authz.Principal, id string) error {
+	return eraseNote(ctx, evidenceRows{store: s, unseal: unseal}, g, p, id)
+}
+
+func eraseNote(ctx context.Context, rows evidenceRows, g *guard.Guard, p authz.Principal, id string) error {
+	if err := g.Admit(ctx, p, authz.EraseReviewNote); err != nil {
 		return err
 	}
 	found := false
-	err := s.evidence.store.Update(ctx, func(tx store.Tx) (err error) {
+	err := rows.store.Update(ctx, func(tx store.Tx) (err error) {
 		e := logEvent(audit.ReviewNoteErased, p)
-		if _, found, err = s.evidence.readNote(tx, p.Tenant, id); err != nil {
+		if _, found, err = rows.readNote(tx, p.Tenant, id); err != nil {
 			return err
 		}
 		if found {
@@ -114,7 +125,7 @@ func (s *Service) EraseNote(ctx context.Context, p authz.Principal, id string) e
 			e.Outcome, e.Attributes = audit.Denied, map[string]string{audit.AttributeReason: reasonNoNote}
 		}
 		if err == nil {
-			_, err = s.guard.Append(tx, e)
+			_, err = g.Append(tx, e)
 		}
 		return err
 	})

@@ -1,0 +1,452 @@
+package rollback
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
+	"github.com/latticekeep/latticekeep/internal/audit/verify"
+	"github.com/latticekeep/latticekeep/internal/audit/writer"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/compliance/assessor"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/identity"
+	"github.com/latticekeep/latticekeep/internal/keyring"
+	"github.com/latticekeep/latticekeep/internal/sealingkey"
+	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault"
+)
+
+// Options say what is rolled back to what.
+type Options struct {
+	KMS []keyring.KMS // KMS keys of the deployment, the current one first
+	To  time.Time     // the time that was asked for
+
+	// Later is the newest store that is known of the same deployment, and LaterReport its verification.
+	// nil: none is known.
+	Later       store.Database
+	LaterReport verify.Report
+	// Unknown says why removals may be missing in Later. Empty: Later is whole.
+	Unknown string
+
+	Revive bool // leave undone what was taken away since
+	Now    func() time.Time
+}
+
+// Removal is something that was taken away after the time of a rollback.
+type Removal struct {
+	Event  audit.EventType // of the entry that takes it away again
+	Tenant authz.TenantID
+	ID     string // of the resource
+	Detail string // empty for most
+	Err    error  // why it could not be taken away again
+
+	apply func(ctx context.Context) error
+}
+
+// rollback is a restored store with its keys open, beside a later one.
+type rollback struct {
+	Options
+	store    store.Database // with its deciding rows compared with the state
+	later    store.Database // likewise; nil without one
+	log      *writer.Log
+	guard    *guard.Guard
+	keys     *keyring.Ring
+	identity *identity.Service
+	vault    *vault.Vault
+	sealing  *sealingkey.Service
+}
+
+// isUnknown reports whether removals may have happened that nobody knows of.
+func (r *rollback) isUnknown() bool { return r.later == nil || r.Unknown != "" }
+
+// pair is a row of the restored store, and the row under the same key in the later one. Values are
+// copies; nil: there is no row.
+type pair struct {
+	key       []byte
+	at, later []byte
+	name      []string // the parts of the key behind the prefix
+}
+
+func (p pair) isGone() bool    { return p.later == nil }
+func (p pair) isChanged() bool { return !bytes.Equal(p.at, p.later) }
+
+// pairs returns the rows of a family that the later store lacks or has otherwise. parts is the number of
+// parts of their names. Without a later store it returns none.
+func (r *rollback) pairs(ctx context.Context, prefix string, parts int) (all []pair, err error) {
+	if r.later == nil {
+		return nil, nil
+	}
+	return r.rows(ctx, prefix, parts, pair.isChanged)
+}
+
+// rows returns the rows of a family that which selects.
+func (r *rollback) rows(ctx context.Context, prefix string, parts int, which func(pair) bool) (all []pair, err error) {
+	err = r.store.View(ctx, func(at store.Reader) error {
+		return r.viewLater(ctx, func(later store.Reader) error {
+			all = nil
+			var bad error
+			err := at.Scan(store.Prefix([]byte(prefix)), func(key, value []byte) bool {
+				p := pair{key: bytes.Clone(key), at: bytes.Clone(value), name: strings.SplitN(string(key[len(prefix):]), "/", parts)}
+				if p.later, bad = later.Get(p.key); bad != nil {
+					return false
+				}
+				p.later = bytes.Clone(p.later)
+				if len(p.name) == parts && which(p) {
+					all = append(all, p)
+				}
+				return true
+			})
+			return errors.Join(err, bad)
+		})
+	})
+	return all, err
+}
+
+// nothing is the later store that nobody knows.
+type nothing struct{ store.Reader }
+
+func (nothing) Get([]byte) ([]byte, error) { return nil, nil }
+
+func (r *rollback) viewLater(ctx context.Context, do func(store.Reader) error) error {
+	if r.later == nil {
+		return do(nothing{})
+	}
+	return r.later.View(ctx, do)
+}
+
+// decode reads the JSON of a row under a MAC. It leaves content as it is when there is no row.
+func (r *rollback) decode(key, row []byte, content any) error {
+	b, err := r.keys.OpenRow(key, row)
+	if err != nil || b == nil {
+		return err
+	}
+	if err := json.Unmarshal(b, content); err != nil {
+		return fmt.Errorf("reading the row %q: %w", key, err)
+	}
+	return nil
+}
+
+// systemIn is the deployment as it acts in a tenant.
+func systemIn(tenant string) authz.Principal { return authz.SystemPrincipal(authz.TenantID(tenant)) }
+
+// operator is the deployment as it acts for itself.
+func operator() authz.Principal {
+	p := authz.SystemPrincipal(authz.SystemTenant)
+	p.Scopes = append(p.Scopes, authz.SystemAdmin)
+	return p
+}
+
+func (r *rollback) apiKeys(ctx context.Context) (all []Removal, err error) {
+	keys, err := r.rows(ctx, "apikey/tenant/", 2, func(pair) bool { return true })
+	if err != nil {
+		return nil, err
+	}
+	for _, key := range keys {
+		tenant, id := key.name[0], key.name[1]
+		pending, suspend := false, false
+		if pending, suspend, err = r.apiKeyStates(ctx, key); err != nil {
+			return nil, err
+		}
+		one := Removal{Event: audit.APIKeyRevoked, Tenant: authz.TenantID(tenant), ID: id}
+		one.apply = func(ctx context.Context) error { return r.identity.RevokeAPIKey(ctx, systemIn(tenant), id) }
+		switch gone := r.later != nil && key.isGone(); {
+		case gone, r.isUnknown() && tenant == string(authz.SystemTenant): // no owner could approve it
+		case pending || !suspend && !r.isUnknown():
+			continue
+		default:
+			one.Event = audit.APIKeySuspended
+			one.apply = func(ctx context.Context) error { return r.identity.SuspendAPIKey(ctx, systemIn(tenant), id) }
+		}
+		all = append(all, one)
+	}
+	return all, nil
+}
+
+// apiKeyStates reports whether a listed key is pending in the restored store, and in the later one.
+func (r *rollback) apiKeyStates(ctx context.Context, listed pair) (pending, later bool, err error) {
+	var hash string
+	if err := r.decode(listed.key, listed.at, &hash); err != nil {
+		return false, false, err
+	}
+	keys, err := r.rows(ctx, "apikey/hash/1/"+hash, 1, func(pair) bool { return true })
+	for _, key := range keys {
+		var row, now struct {
+			Requested []authz.Scope `json:"requested"`
+		}
+		err = errors.Join(err, r.decode(key.key, key.at, &row), r.decode(key.key, key.later, &now))
+		pending, later = len(row.Requested) > 0, len(now.Requested) > 0
+	}
+	return pending, later, err
+}
+
+func (r *rollback) invitations(ctx context.Context) (all []Removal, err error) {
+	found, err := r.pairs(ctx, "invitation/", 2)
+	for _, p := range found {
+		tenant, id := p.name[0], p.name[1]
+		all = append(all, Removal{
+			Event: audit.InvitationRevoked, Tenant: authz.TenantID(tenant), ID: id,
+			apply: func(ctx context.Context) error { return r.identity.RevokeInvitation(ctx, systemIn(tenant), id) },
+		})
+	}
+	return all, err
+}
+
+func (r *rollback) credentials(ctx context.Context) (all []Removal, err error) {
+	found, err := r.pairs(ctx, "credential/", 3)
+	if err != nil || len(found) == 0 {
+		return nil, err
+	}
+	err = r.later.View(ctx, func(later store.Reader) error {
+		return r.store.View(ctx, func(at store.Reader) error {
+			all = nil
+			for _, p := range found { // the version that is current here is gone there, at least
+				tenant, id := p.name[0], p.name[1]
+				exists := false
+				err := later.Scan(store.Prefix([]byte("credential/"+tenant+"/"+id+"/")), func(_, _ []byte) bool {
+					exists = true
+					return false
+				})
+				if err != nil {
+					return err
+				}
+				if exists {
+					continue
+				}
+				owner, err := at.Get([]byte("owner/" + tenant + "/" + id))
+				if err != nil {
+					return err
+				}
+				uid := string(owner)
+				all = append(all, Removal{
+					Event: audit.CredentialDeleted, Tenant: authz.TenantID(tenant), ID: id,
+					apply: func(ctx context.Context) error { return r.deleteCredential(ctx, tenant, id, uid) },
+				})
+			}
+			return nil
+		})
+	})
+	return all, err
+}
+
+// deleteCredential deletes a credential, and what an object with the UID remembers of it.
+func (r *rollback) deleteCredential(ctx context.Context, tenant, id, uid string) error {
+	if uid == "" {
+		return r.vault.Delete(ctx, systemIn(tenant), id)
+	}
+	_, err := r.vault.Release(ctx, systemIn(tenant), uid, [32]byte{}, true)
+	return err
+}
+
+func (r *rollback) notes(ctx context.Context) (all []Removal, err error) {
+	found, err := r.pairs(ctx, "review-note/", 2)
+	for _, p := range found {
+		tenant, id := p.name[0], p.name[1]
+		all = append(all, Removal{
+			Event: audit.ReviewNoteErased, Tenant: authz.TenantID(tenant), ID: id,
+			apply: func(ctx context.Context) error {
+				return assessor.EraseNote(ctx, r.store, r.guard, r.keys.OpenRow, systemIn(tenant), id)
+			},
+		})
+	}
+	return all, err
+}
+
+func (r *rollback) namespaces(ctx context.Context) (all []Removal, err error) {
+	found, err := r.pairs(ctx, "namespace/", 2)
+	for _, p := range found {
+		cluster, uid := p.name[0], p.name[1]
+		before, err1 := r.keys.OpenRow(p.key, p.at)
+		now, err2 := r.keys.OpenRow(p.key, p.later)
+		if err := errors.Join(err, err1, err2); err != nil {
+			return nil, err
+		}
+		all = append(all, Removal{
+			Event: audit.NamespaceMapped, Tenant: authz.TenantID(before), ID: uid,
+			apply: func(ctx context.Context) error { return r.moveNamespace(ctx, cluster, uid, authz.TenantID(now)) },
+		})
+	}
+	return all, err
+}
+
+// moveNamespace makes a namespace part of the tenant that it was part of later. If that tenant is lost,
+// the namespace gets a new one.
+func (r *rollback) moveNamespace(ctx context.Context, cluster, uid string, tenant authz.TenantID) error {
+	err := r.identity.MapNamespaceUID(ctx, cluster, uid, tenant)
+	if !errors.Is(err, fault.NotFound) {
+		return err
+	}
+	made, err := r.identity.CreateTenant(ctx, operator(), "namespace "+uid)
+	if err != nil {
+		return err
+	}
+	return r.identity.MapNamespaceUID(ctx, cluster, uid, made.ID)
+}
+
+func (r *rollback) sealingKeys(ctx context.Context) (all []Removal, err error) {
+	found, err := r.pairs(ctx, "sealing/key/", 1)
+	for _, p := range found {
+		id := p.name[0]
+		var row, now struct {
+			RetiredAt time.Time `json:"retired_at"`
+		}
+		if err := errors.Join(err, r.decode(p.key, p.at, &row), r.decode(p.key, p.later, &now)); err != nil {
+			return nil, err
+		}
+		if row.RetiredAt.IsZero() && !now.RetiredAt.IsZero() {
+			all = append(all, Removal{
+				Event: audit.SealingKeyRetired, Tenant: authz.SystemTenant, ID: id,
+				apply: func(ctx context.Context) error { return r.retire(ctx, id) },
+			})
+		}
+	}
+	return all, err
+}
+
+// retire retires a sealing key. If it is the current one, there is a new one first.
+func (r *rollback) retire(ctx context.Context, id string) error {
+	current, err := r.keys.CurrentSealingKey(ctx)
+	if err == nil && current == id {
+		_, err = r.sealing.Rotate(ctx, operator())
+	}
+	if err == nil {
+		_, err = r.sealing.Retire(ctx, operator(), id)
+	}
+	return err
+}
+
+// users returns the tenant of each user, and of those who are gone later.
+func (r *rollback) users(ctx context.Context) (tenants map[string]string, gone map[string]bool, err error) {
+	found, err := r.rows(ctx, "user/row/", 2, func(pair) bool { return true })
+	tenants, gone = make(map[string]string), make(map[string]bool)
+	for _, p := range found {
+		tenants[p.name[1]] = p.name[0]
+		gone[p.name[1]] = r.later != nil && p.isGone()
+	}
+	return tenants, gone, err
+}
+
+// passwords finds the users whose password was replaced, or whose mailed token to replace it was used or
+// replaced.
+func (r *rollback) passwords(ctx context.Context) (all []Removal, err error) {
+	tenants, gone, err1 := r.users(ctx)
+	hashes, err2 := r.pairs(ctx, "user/password/", 2)
+	tickets, err3 := r.resets(ctx)
+	if err := errors.Join(err1, err2, err3); err != nil {
+		return nil, err
+	}
+	var changed []string
+	for _, p := range append(hashes, tickets...) {
+		if user := p.name[0]; tenants[user] != "" && !gone[user] && !slices.Contains(changed, user) {
+			changed = append(changed, user)
+		}
+	}
+	for _, user := range changed {
+		tenant := tenants[user]
+		all = append(all, Removal{
+			Event: audit.PasswordChanged, Tenant: authz.TenantID(tenant), ID: user,
+			apply: func(ctx context.Context) error { return r.identity.RequireNewPassword(ctx, systemIn(tenant), user) },
+		})
+	}
+	return all, nil
+}
+
+// resets finds the users whose mailed token would reset a password again.
+func (r *rollback) resets(ctx context.Context) (valid []pair, err error) {
+	found, err := r.pairs(ctx, "ticket/of/reset/", 1)
+	for _, p := range found {
+		var hash string
+		if err := errors.Join(err, r.decode(p.key, p.at, &hash)); err != nil {
+			return nil, err
+		}
+		rows, err := r.rows(ctx, "ticket/hash/reset/"+hash, 1, func(pair) bool { return true })
+		for _, t := range rows {
+			var row struct {
+				ExpiresAt time.Time `json:"expires_at"`
+			}
+			if err := errors.Join(err, r.decode(t.key, t.at, &row)); err != nil {
+				return nil, err
+			}
+			if r.Now().Before(row.ExpiresAt) {
+				valid = append(valid, p)
+			}
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return valid, err
+}
+
+func (r *rollback) sessions(ctx context.Context) (all []Removal, err error) {
+	_, gone, err := r.users(ctx)
+	if err != nil {
+		return nil, err
+	}
+	found, err := r.rows(ctx, "session/row/", 2, func(p pair) bool { return r.isUnknown() || p.isChanged() })
+	for _, p := range found {
+		user, id := p.name[0], p.name[1]
+		var row struct {
+			Tenant    string    `json:"tenant"`
+			ExpiresAt time.Time `json:"expires_at"`
+		}
+		if err := errors.Join(err, r.decode(p.key, p.at, &row)); err != nil {
+			return nil, err
+		}
+		if gone[user] || !r.Now().Before(row.ExpiresAt) {
+			continue // the session ends with the user, or has ended
+		}
+		all = append(all, Removal{
+			Event: audit.SessionEnded, Tenant: authz.TenantID(row.Tenant), ID: id,
+			apply: func(ctx context.Context) error {
+				return r.identity.EndSessionOf(ctx, systemIn(row.Tenant), user, id)
+			},
+		})
+	}
+	return all, err
+}
+
+// members finds the users who were removed, and those whose role was lowered. They come last, since
+// their API keys and invitations go with them.
+func (r *rollback) members(ctx context.Context) (all []Removal, err error) {
+	found, err := r.pairs(ctx, "user/row/", 2)
+	for _, p := range found {
+		tenant, id := p.name[0], p.name[1]
+		one := Removal{
+			Event: audit.MemberRemoved, Tenant: authz.TenantID(tenant), ID: id,
+			apply: func(ctx context.Context) error { return r.identity.RemoveMember(ctx, systemIn(tenant), id) },
+		}
+		if !p.isGone() {
+			var row, now struct {
+				Role authz.Role `json:"role"`
+			}
+			if err := errors.Join(err, r.decode(p.key, p.at, &row), r.decode(p.key, p.later, &now)); err != nil {
+				return nil, err
+			}
+			if !isLowered(row.Role, now.Role) {
+				continue
+			}
+			one.Event, one.Detail = audit.MemberChanged, string(now.Role)
+			one.apply = func(ctx context.Context) error {
+				_, err := r.identity.ChangeMember(ctx, systemIn(tenant), id, now.Role)
+				return err
+			}
+		}
+		all = append(all, one)
+	}
+	return all, err
+}
+
+// isLowered reports whether a role takes away anything that another one allows.
+func isLowered(from, to authz.Role) bool {
+	roles := authz.Roles() // the highest first
+	holder := authz.Principal{Scopes: to.Scopes()}
+	return slices.Index(roles, to) > slices.Index(roles, from) || !holder.Holds(from.Scopes())
+}
