@@ -444,6 +444,22 @@ func (r *rollback) members(ctx context.Context) (all []Removal, err error) {
 	return all, err
 }
 
+// owned returns the tenants that have an owner.
+func (r *rollback) owned(ctx context.Context) (map[authz.TenantID]bool, error) {
+	all, err := r.rows(ctx, "user/row/", 2, func(pair) bool { return true })
+	owned := make(map[authz.TenantID]bool)
+	for _, p := range all {
+		var row struct {
+			Role authz.Role `json:"role"`
+		}
+		err = errors.Join(err, r.decode(p.key, p.at, &row))
+		if row.Role == authz.Owner {
+			owned[authz.TenantID(p.name[0])] = true
+		}
+	}
+	return owned, err
+}
+
 // isLowered reports whether a role takes away anything that another one allows.
 func isLowered(from, to authz.Role) bool {
 	roles := authz.Roles() // the highest first

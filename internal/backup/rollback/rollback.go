@@ -35,6 +35,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit/reader"
 	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/audit/writer"
+	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/keyring"
@@ -53,6 +54,8 @@ type Result struct {
 	Unkept  []Removal               // what could not be taken away again
 	Lost    map[audit.EventType]int // successful entries of the later store whose effect is gone, by type
 	Unknown bool                    // all sessions have ended, and API keys are suspended
+
+	Ownerless []authz.TenantID // tenants whose last owner was removed or has a lower role
 }
 
 // Apply makes the changes in a database file that nobody serves and that holds what was verified: report
@@ -87,7 +90,19 @@ func Apply(ctx context.Context, database string, report verify.Report, o Options
 		return Result{}, err
 	}
 	result.Unknown = r.isUnknown() && !o.Revive
-	result.Kept, result.Unkept, err = r.removeAgain(ctx)
+	owned, err := r.owned(ctx)
+	if err != nil {
+		return Result{}, err
+	}
+	if result.Kept, result.Unkept, err = r.removeAgain(ctx); err != nil {
+		return Result{}, err
+	}
+	still, err := r.owned(ctx)
+	for _, tenant := range slices.Sorted(maps.Keys(owned)) {
+		if !still[tenant] {
+			result.Ownerless = append(result.Ownerless, tenant)
+		}
+	}
 	return result, err
 }
 

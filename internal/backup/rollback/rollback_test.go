@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -567,6 +568,20 @@ func TestWhatWasTakenAwayStaysAway(t *testing.T) {
 	r.t = t
 	if len(r.entries) != 1 || r.entries[0].Attributes["removals"] != "revived" || len(r.result.Kept) < len(scenes) {
 		t.Errorf("entries: %d, removals: %d, %v", len(r.entries), len(r.result.Kept), r.entries[0].Attributes)
+	}
+}
+
+// The owner of that time was removed, and the one who followed had no such role then.
+func TestATenantThatIsLeftWithoutAnOwnerIsNamed(t *testing.T) {
+	w := newWorld(t)
+	next, id := w.member("next", "admin")
+	at := w.snapshot()
+	w.send("PUT", "/api/v2/members/"+id, fields{"role": "owner"}, http.StatusOK)
+	removed := w.Me(w.owner.Access)["user"].(map[string]any)["user_id"].(string)
+	w.Send("DELETE", "/api/v2/members/"+removed, next.Access, nil).Want(t, http.StatusOK)
+	r := w.restore(at, w.snapshot(), nil)
+	if !slices.Equal(r.result.Ownerless, []authz.TenantID{w.tenant}) || !r.signsIn(next, next.Password) || r.signsIn(w.owner, w.owner.Password) {
+		t.Errorf("without an owner: %v", r.result.Ownerless)
 	}
 }
 

@@ -352,10 +352,18 @@ var timePattern = regexp.MustCompile(`^[0-9]{8}-[0-9]{6}$`)
 
 // timeOf returns when a backup of this deployment was begun, by its name.
 func (s *Schedule) timeOf(name string) (at time.Time, ok bool) {
-	text, ours := strings.CutPrefix(name, s.prefix())
+	chain, at, ok := ParseName(name)
+	return at, ok && chain == s.Log.ChainID()
+}
+
+// ParseName returns of which chain an object of a bucket is a backup, and when it was begun. It returns
+// false for every other object.
+func ParseName(name string) (chainID string, at time.Time, ok bool) {
+	text, ours := strings.CutPrefix(name, "backup/")
 	text, whole := strings.CutSuffix(text, suffix)
+	chainID, text, _ = strings.Cut(text, "/")
 	at, err := time.Parse(timeFormat, text)
-	return at, ours && whole && err == nil && timePattern.MatchString(text)
+	return chainID, at, ours && whole && err == nil && timePattern.MatchString(text)
 }
 
 // removeUnfinished deletes what an attempt left. A backup that has its signature is whole, and stays:

@@ -251,7 +251,21 @@ func removeAll(paths []string) (err error) {
 }
 
 // toDirectory builds the database under another name and renames it once it is verified.
-func (r *restored) toDirectory(ctx context.Context, dir string, o restoreOptions) (err error) {
+func (r *restored) toDirectory(ctx context.Context, dir string, o restoreOptions) error {
+	return inDirectory(dir, func(work string) error {
+		if err := r.Into(ctx, filepath.Join(work, offline.DatabaseFile), r.tries(o)); err != nil {
+			return err
+		}
+		return r.writeKeys(o)
+	}, func() error {
+		paths, _ := r.keysOut(o)
+		return removeAll(paths)
+	})
+}
+
+// inDirectory has build make a database in a folder of the data directory, and moves it to its place
+// after that. undo takes back what else build did, should the move fail.
+func inDirectory(dir string, build func(work string) error, undo func() error) (err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("making the data directory: %w", err)
 	}
@@ -269,16 +283,11 @@ func (r *restored) toDirectory(ctx context.Context, dir string, o restoreOptions
 		return fmt.Errorf("making room for the database: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(work)) }()
-	database := filepath.Join(work, offline.DatabaseFile)
-	if err := r.Into(ctx, database, r.tries(o)); err != nil {
+	if err := build(work); err != nil {
 		return err
 	}
-	if err := r.writeKeys(o); err != nil {
-		return err
-	}
-	if err := durable.MoveNew(database, target); err != nil {
-		paths, _ := r.keysOut(o)
-		return errors.Join(err, removeAll(paths))
+	if err := durable.MoveNew(filepath.Join(work, offline.DatabaseFile), target); err != nil {
+		return errors.Join(err, undo())
 	}
 	return nil
 }
