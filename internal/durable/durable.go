@@ -61,6 +61,9 @@ func Replace(path string, content []byte) (err error) {
 	return moveOver(temp, target)
 }
 
+// MoveOver renames a file that is synced to path, and replaces what is there.
+func MoveOver(from, path string) error { return moveOver(from, path) }
+
 // moveOver renames a temporary file to path, or removes it when that fails.
 func moveOver(temp, path string) error {
 	if err := os.Rename(temp, path); err != nil {

@@ -51,6 +51,8 @@ type Mark struct {
 	Since string `json:"since"`           // RFC 3339
 	Rows  uint64 `json:"rows,omitempty"`  // rows copied so far
 	Next  []byte `json:"next,omitempty"`  // key after the last copied row
+
+	Identity []byte `json:"identity,omitempty"` // public key that signs what a cold copy follows
 }
 
 // States of a store with a mark.
@@ -58,6 +60,8 @@ const (
 	Restoring = "restoring" // a backup is being loaded into it
 	Receiving = "receiving" // a migration is being copied into it
 	Leaving   = "leaving"   // a migration is being copied from it
+	Following = "following" // it is a cold copy of a deployment that is served elsewhere
+	Promoting = "promoting" // the cold copy is being made one that is served
 	Moved     = "moved"     // the migration is complete; the deployment is in the other store
 )
 
@@ -105,6 +109,10 @@ func (m *Mark) Err() error {
 		text = fmt.Sprintf("a migration from %s into this database, begun %s, is unfinished: run latticekeep migrate again", m.Other, m.Since)
 	case Leaving:
 		text = fmt.Sprintf("this database is being moved to %s (begun %s): run latticekeep migrate again, or abandon that with latticekeep migrate --abandon", m.Other, m.Since)
+	case Following:
+		text = fmt.Sprintf("this database is a cold copy of a deployment that is served elsewhere (begun %s): stop that server for good, then run latticekeep restore --promote", m.Since)
+	case Promoting:
+		text = "the promotion of this cold copy is unfinished: run latticekeep restore --promote again"
 	case Moved:
 		text = fmt.Sprintf("this deployment was moved to %s (begun %s): name that store in store.url, or its folder in dataDir. "+
 			"Serving it here too would fork its audit log", m.Other, m.Since)

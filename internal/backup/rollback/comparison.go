@@ -26,8 +26,9 @@ import (
 
 // Options say what is rolled back to what.
 type Options struct {
-	KMS []keyring.KMS // KMS keys of the deployment, the current one first
-	To  time.Time     // the time that was asked for
+	KMS      []keyring.KMS // KMS keys of the deployment, the current one first
+	Identity string        // id of its identity, which has signed what was restored; empty for any
+	To       time.Time     // the time that was asked for
 
 	// Later is the newest store that is known of the same deployment, and LaterReport its verification.
 	// nil: none is known.
@@ -351,7 +352,7 @@ func (r *rollback) passwords(ctx context.Context) (all []Removal, err error) {
 	for _, user := range changed {
 		tenant := tenants[user]
 		all = append(all, Removal{
-			Event: audit.PasswordChanged, Tenant: authz.TenantID(tenant), ID: user,
+			Event: audit.PasswordChanged, Tenant: authz.TenantID(tenant), ID: user, Detail: "to be reset by mail",
 			apply: func(ctx context.Context) error { return r.identity.RequireNewPassword(ctx, systemIn(tenant), user) },
 		})
 	}
@@ -433,7 +434,7 @@ func (r *rollback) members(ctx context.Context) (all []Removal, err error) {
 			if !isLowered(row.Role, now.Role) {
 				continue
 			}
-			one.Event, one.Detail = audit.MemberChanged, string(now.Role)
+			one.Event, one.Detail = audit.MemberChanged, "now "+string(now.Role)
 			one.apply = func(ctx context.Context) error {
 				_, err := r.identity.ChangeMember(ctx, systemIn(tenant), id, now.Role)
 				return err

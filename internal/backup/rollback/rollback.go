@@ -59,33 +59,18 @@ type Result struct {
 }
 
 // Apply makes the changes in a database file that nobody serves and that holds what was verified: report
-// is the result. Errors: fault.Conflict when the later store does not continue this one;
-// fault.Internal for a store whose rows are not those of its log; those of the KMS.
+// is the result. Errors: [ErrLater]; fault.Internal for a store whose rows are not those of its log; those of the KMS.
 func Apply(ctx context.Context, database string, report verify.Report, o Options) (result Result, err error) {
-	if o.Now == nil {
-		o.Now = time.Now
-	}
-	bound := state.New(nil)
-	r := &rollback{Options: o, log: writer.New(o.Now, bound)}
-	r.guard = guard.New(r.log)
-	db, err := bolt.Open(database, bolt.Options{Hook: format.Hook(r.log.Commit)})
+	r, done, err := open(ctx, database, o)
 	if err != nil {
 		return Result{}, err
 	}
-	defer func() { err = errors.Join(err, db.Close()) }()
-	r.store = bound.Guard(db)
-	r.identity, r.keys, err = identity.Open(ctx, r.store, r.log, r.guard, o.KMS[0], keyring.Config{Previous: o.KMS[1:], Now: o.Now})
-	if err != nil {
-		return Result{}, fmt.Errorf("opening the deployment's keys: %w", err)
-	}
-	if err := checkRows(ctx, bound, db); err != nil {
-		return Result{}, err
-	}
+	defer func() { err = errors.Join(err, done()) }()
 	if err := r.openLater(ctx, report); err != nil {
 		return Result{}, err
 	}
-	r.vault = vault.New(r.store, r.guard, r.keys, o.Now)
-	r.sealing = sealingkey.New(r.store, r.guard, reader.New(r.log, r.guard), r.keys, sealingkey.Options{InUse: r.vault.SealingKeyUse, Now: o.Now})
+	r.vault = vault.New(r.store, r.guard, r.keys, r.Now)
+	r.sealing = sealingkey.New(r.store, r.guard, reader.New(r.log, r.guard), r.keys, sealingkey.Options{InUse: r.vault.SealingKeyUse, Now: r.Now})
 	if result.Rollback, result.Lost, err = r.acceptLoss(ctx, report); err != nil {
 		return Result{}, err
 	}
@@ -106,6 +91,51 @@ func Apply(ctx context.Context, database string, report verify.Report, o Options
 	return result, err
 }
 
+// Promote begins a new epoch in a database file that followed another one and is verified: report is the
+// result. Nothing is taken away, and of the options only KMS, Identity and Now count. Errors: those of
+// [Apply].
+func Promote(ctx context.Context, database string, report verify.Report, o Options) (rolled audit.Rollback, err error) {
+	r, done, err := open(ctx, database, o)
+	if err != nil {
+		return audit.Rollback{}, err
+	}
+	defer func() { err = errors.Join(err, done()) }()
+	return r.log.AcceptRestore(ctx, lostAfter(report), "restore --promote", nil)
+}
+
+// lostAfter returns the loss of whatever came after the end of a store.
+func lostAfter(report verify.Report) audit.RollbackError {
+	return audit.RollbackError{LostFrom: report.Sequence + 1, LostTo: report.Sequence + 1, Epoch: report.Epoch}
+}
+
+// open opens a database file with its keys, and compares its rows with its log. done closes it.
+func open(ctx context.Context, database string, o Options) (r *rollback, done func() error, err error) {
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	bound := state.New(nil)
+	r = &rollback{Options: o, log: writer.New(o.Now, bound)}
+	r.guard = guard.New(r.log)
+	db, err := bolt.Open(database, bolt.Options{Hook: format.Hook(r.log.Commit)})
+	if err != nil {
+		return nil, nil, err
+	}
+	r.store = bound.Guard(db)
+	r.identity, r.keys, err = identity.Open(ctx, r.store, r.log, r.guard, o.KMS[0], keyring.Config{Previous: o.KMS[1:], Now: o.Now})
+	switch {
+	case err != nil:
+		err = fmt.Errorf("opening the deployment's keys: %w", err)
+	case o.Identity != "" && o.Identity != r.keys.Identity().ID():
+		err = errors.New("the backup is not signed by the deployment whose data is in it: somebody else made it")
+	default:
+		err = checkRows(ctx, bound, db)
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, db.Close())
+	}
+	return r, db.Close, nil
+}
+
 // checkRows compares all deciding rows of a store with the state that its log commits to.
 func checkRows(ctx context.Context, s *state.State, db store.Database) error {
 	if !s.Complete() {
@@ -121,30 +151,35 @@ func checkRows(ctx context.Context, s *state.State, db store.Database) error {
 	return nil
 }
 
+// ErrLater is the error of [Apply] for a later store that says nothing about this one: it is of another
+// deployment, has not the last entry of this one, or has rows that are not those of its log. Nothing was
+// changed then.
+var ErrLater = errors.New("what happened since is not to be found in the later store")
+
 // openLater checks that the later store is of the same deployment and goes on where this one ends.
 func (r *rollback) openLater(ctx context.Context, report verify.Report) error {
 	if r.Later == nil {
 		return nil
 	}
 	s := state.New(nil)
-	if err := s.Use(ctx, r.Later, r.keys.APIKeyHash()); err != nil {
-		return fmt.Errorf("the later store: %w", err)
+	err := s.Use(ctx, r.Later, r.keys.APIKeyHash())
+	if err == nil {
+		err = checkRows(ctx, s, r.Later)
 	}
-	if err := checkRows(ctx, s, r.Later); err != nil {
-		return fmt.Errorf("the later store: %w", err)
+	if err == nil {
+		err = r.Later.View(ctx, func(rd store.Reader) error {
+			hash, err := entries.ReadHash(rd, report.Sequence)
+			if errors.Is(err, audit.ErrNoEntry) || err == nil && fmt.Sprintf("%x", hash) != report.Hash {
+				return fmt.Errorf("it does not have entry %d of this one", report.Sequence)
+			}
+			return err
+		})
 	}
-	err := r.Later.View(ctx, func(rd store.Reader) error {
-		hash, err := entries.ReadHash(rd, report.Sequence)
-		if errors.Is(err, audit.ErrNoEntry) || err == nil && fmt.Sprintf("%x", hash) != report.Hash {
-			return fault.New(fault.Conflict, fmt.Sprintf("the later store does not have entry %d of this one", report.Sequence))
-		}
-		return err
-	})
-	if err != nil {
-		return fmt.Errorf("comparing the two logs: %w", err)
+	if err != nil && ctx.Err() == nil {
+		return fmt.Errorf("%w: %w", ErrLater, err)
 	}
 	r.later = s.Guard(r.Later)
-	return nil
+	return err
 }
 
 // Attributes of the entry that begins the epoch, besides those of each accepted rollback.
@@ -167,7 +202,7 @@ func (r *rollback) acceptLoss(ctx context.Context, report verify.Report) (_ audi
 	if r.Revive {
 		removals = "revived"
 	}
-	lost := audit.RollbackError{LostFrom: report.Sequence + 1, LostTo: report.Sequence + 1, Epoch: report.Epoch}
+	lost := lostAfter(report)
 	if r.later != nil && r.LaterReport.Sequence > report.Sequence {
 		lost.LostTo, lost.Epoch = r.LaterReport.Sequence, r.LaterReport.Epoch
 		if counts, err = r.countLost(ctx, report.Sequence, &lost); err != nil {
