@@ -32,8 +32,8 @@ var ours = map[string]string{
 	"internal/cli/score":    "internal/cli/command api/client api/openapi/v2 internal/export internal/durable internal/compliance internal/audit internal/audit/verify internal/keyring internal/dualsig",
 	"internal/cli/seal": "internal/cli/command api/client api/openapi/v2 api/v1alpha1 api/v1beta1 internal/config internal/durable internal/sealing internal/sealedsecrets internal/envelope " +
 		"internal/secret",
-	"internal/cli/transfer": "internal/cli/command api/openapi/v2 internal/offline internal/durable internal/download internal/progress internal/buildinfo internal/backup internal/backup/commits internal/backup/restore internal/objects internal/audit internal/audit/verify " +
-		"internal/keyring internal/store internal/store/bolt internal/store/format internal/fault",
+	"internal/cli/transfer": "internal/cli/command api/openapi/v2 internal/offline internal/durable internal/download internal/progress internal/buildinfo internal/backup internal/backup/commits internal/backup/restore internal/backup/rollback internal/backup/schedule internal/dualsig internal/objects internal/audit internal/audit/verify " +
+		"internal/keyring internal/store internal/store/bolt internal/store/commit internal/store/format internal/fault",
 	"internal/cli/command": "internal/diagnosis api/openapi/v2 api/client internal/offline internal/audit internal/audit/verify internal/dualsig internal/fault",
 	"internal/dumps":       "",
 
@@ -119,16 +119,16 @@ var ours = map[string]string{
 	"internal/metrics":             "internal/backup/commits internal/backup/schedule internal/store/bolt internal/connections internal/audit/keeper internal/audit/verify internal/audit/writer internal/keyring internal/mail internal/sealingkey internal/store internal/store/postgres internal/fault",
 	"internal/sealing":             "api/v1beta1 internal/generate internal/compose internal/envelope internal/dualsig internal/frame internal/fault internal/secret",
 
-	"internal/backup": "internal/dualsig internal/store internal/frame internal/fault",
-	"internal/backup/commits":  "internal/backup internal/audit internal/dualsig internal/frame internal/objects internal/state internal/store internal/store/bolt internal/store/commit internal/fault",
+	"internal/backup":         "internal/dualsig internal/store internal/frame internal/fault",
+	"internal/backup/commits": "internal/backup internal/audit internal/dualsig internal/frame internal/objects internal/state internal/store internal/store/bolt internal/store/commit internal/fault",
 	"internal/backup/schedule": "internal/backup internal/backup/commits internal/backup/restore internal/audit internal/audit/guard internal/audit/writer internal/authz internal/keyring internal/objects internal/store " +
 		"internal/store/format internal/fault",
 	"internal/backup/restore": "internal/backup internal/backup/commits internal/offline internal/keyring internal/audit/verify internal/store internal/store/bolt internal/store/commit internal/store/format",
 	"internal/backup/rollback": "internal/identity internal/vault internal/sealingkey internal/compliance/assessor internal/keyring internal/state internal/audit internal/audit/entries internal/audit/guard internal/audit/reader " +
 		"internal/audit/verify internal/audit/writer internal/authz internal/store internal/store/bolt internal/store/format internal/fault",
-	"internal/generate":       "internal/dualsig internal/fault internal/secret",
-	"internal/compose":        "internal/fault internal/secret",
-	"internal/sealedsecrets":  "api/v1beta1 internal/secret",
+	"internal/generate":      "internal/dualsig internal/fault internal/secret",
+	"internal/compose":       "internal/fault internal/secret",
+	"internal/sealedsecrets": "api/v1beta1 internal/secret",
 
 	"internal/fair":                    "",
 	"internal/logs":                    "",

@@ -60,13 +60,7 @@ func openLog(ctx context.Context, s store.Store, from *backup.Reader, input stri
 		return nil, nil
 	}
 	l := commits.Log{Folder: folder, Chain: from.Header.Chain, Identity: from.Header.Identity, Identities: identities}
-	err := s.View(ctx, func(r store.Reader) (err error) {
-		if l.Place, ok, err = commits.ReadPlace(r); err != nil || !ok {
-			return err
-		}
-		l.From, err = commits.ReadHead(r)
-		return err
-	})
+	ok, err := readPlace(ctx, s, &l)
 	if err != nil || !ok {
 		return nil, err
 	}
@@ -74,6 +68,17 @@ func openLog(ctx context.Context, s store.Store, from *backup.Reader, input stri
 		return nil, fmt.Errorf("opening the bucket of the log of commits: %w", err)
 	}
 	return commits.NewReader(l), nil
+}
+
+// readPlace reads from a store up to where it has a log, and reports whether it names one.
+func readPlace(ctx context.Context, s store.Store, l *commits.Log) (there bool, err error) {
+	err = s.View(ctx, func(r store.Reader) (err error) {
+		if l.Place, there, err = commits.ReadPlace(r); err == nil {
+			l.From, err = commits.ReadHead(r)
+		}
+		return err
+	})
+	return there, err
 }
 
 // replay applies the commits that the backup in s does not have. It returns up to where, and what to
