@@ -80,6 +80,13 @@ func followBackup(f *documented) {
 	e.more = ""
 	e.whole(offline.BoltScheme + restored)
 
+	f.set("BUCKET", "file://"+bucket)
+	f.runAs("latticekeep restore --bucket $BUCKET --to-time 2026-11-25T02:45:00Z", []string{
+		"2026-11-25T02:45:00Z", time.Now().UTC().Format(time.RFC3339), "/var/lib/latticekeep-0245", f.path("earlier"), "/etc/latticekeep/kms/kms.key", e.keyFile(),
+	}, "restored to: ")
+	f.pass("latticekeep restore --bucket $BUCKET --follow", "it goes on until it is stopped; TestACopyFollowsAndIsPromoted runs it")
+	f.pass("latticekeep restore --promote", "TestACopyFollowsAndIsPromoted runs it on a copy")
+
 	f.pass("kubectl taint node NODE", "the run on a real node has one node")
 	f.onNode("kubectl -n latticekeep-system wait --for=condition=Ready pod/latticekeep-0", "kubectl wait --for=condition=Ready pod/latticekeep-0 ")
 	f.pass("kubectl delete pod --force", "the page says not to")
