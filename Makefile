@@ -128,6 +128,10 @@ chaos: postgres strace prometheus ## kill, freeze and cut off replicas, database
 chaos-syscalls: strace ## let each system call of a start and of changes fail once in every way, and write docs/chaos-syscalls.md (an hour)
 	@hack/chaos.sh docs/chaos-syscalls.md '^TestEverySystemCallMayFail$$' ./test/chaos <hack/chaos-syscalls.md
 
+.PHONY: memory-million
+memory-million: ## serve 100,000 credentials in what the formula says, and back up, restore, export and verify a million entries in 128 MiB; write docs/evidence/memory-limit.md (root on Linux, an hour, 15 GB in the temporary folder)
+	@hack/chaos.sh docs/evidence/memory-limit.md '^Test(ASmallServerServes|ALongLog)' <hack/memory-limit.md
+
 .PHONY: vendor-web
 vendor-web: ## make the dashboard's vendored files anew from the versions pinned in hack/web (node and npm)
 	hack/vendor-web.sh
