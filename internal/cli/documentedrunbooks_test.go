@@ -16,6 +16,11 @@ import (
 
 func followRunbooks(f *documented) {
 	f.cluster()
+	s := newSite(f.T, closed)
+	_, stop := s.serve()
+	stop()
+	f.pass("kubectl -n latticekeep-system exec latticekeep-0 -- /latticekeep doctor", "only a kubelet runs commands in pods; the next command is the same")
+	f.runAs("latticekeep doctor --config", []string{"/etc/latticekeep/config.yaml", s.file}, "store")
 	f.run("kubectl -n latticekeep-system get pods")
 	f.pass("kubectl -n latticekeep-system logs latticekeep-0", "only a kubelet has logs")
 	f.pass("kubectl -n latticekeep-system logs deployment/latticekeep", "only a kubelet has logs")
