@@ -54,7 +54,7 @@ var ours = map[string]string{
 	"internal/memory":    "",
 	"internal/diagnosis": "",
 	"internal/inspection": "internal/diagnosis internal/config internal/doctor internal/offline internal/backup/schedule internal/mail internal/audit internal/audit/chain internal/audit/keeper internal/audit/verify internal/audit/writer " +
-		"internal/keyring internal/kms internal/objects internal/state/watch internal/store internal/store/bolt internal/store/format internal/store/postgres internal/fault",
+		"internal/keyring internal/kms internal/objects internal/state/watch internal/store internal/store/bolt internal/volume internal/store/format internal/store/postgres internal/fault",
 	"internal/buildinfo": "",
 
 	"server": "api/openapi server/dashboard server/docs server/gate server/v1 server/v2 internal/vault internal/transit internal/identity internal/sealingkey internal/custody internal/keyring " +

@@ -16,7 +16,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/diagnosis"
 	"github.com/latticekeep/latticekeep/internal/offline"
-	"github.com/latticekeep/latticekeep/internal/store/bolt"
+	"github.com/latticekeep/latticekeep/internal/volume"
 )
 
 // leastMemory is what a server needs for 10,000 credentials.
@@ -58,12 +58,12 @@ const sparePart, leastPart = 5, 20
 
 // disk judges each volume once.
 func (s *opened) disk(ctx context.Context) (lines []diagnosis.Line) {
-	type volume struct {
+	type folders struct {
 		path string
 		of   []string
 	}
-	var volumes []*volume
-	known := make(map[uint64]*volume)
+	var volumes []*folders
+	known := make(map[uint64]*folders)
 	for _, f := range s.folders() {
 		path, device, err := existing(f.path)
 		if err != nil {
@@ -71,7 +71,7 @@ func (s *opened) disk(ctx context.Context) (lines []diagnosis.Line) {
 			continue
 		}
 		if known[device] == nil {
-			known[device] = &volume{path: path}
+			known[device] = &folders{path: path}
 			volumes = append(volumes, known[device])
 		}
 		known[device].of = append(known[device].of, f.setting)
@@ -86,7 +86,7 @@ func (s *opened) disk(ctx context.Context) (lines []diagnosis.Line) {
 }
 
 func (s *opened) judgeVolume(ctx context.Context, path, of string, hasDatabase bool) diagnosis.Line {
-	total, free, keeps, err := volume.Of(path)
+	total, free, keeps, err := volume.OfPath(path)
 	if err != nil {
 		return diagnosis.Fail("look at the disk", fmt.Errorf("%s: %w", of, err))
 	}

@@ -22,7 +22,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/objects"
 	"github.com/latticekeep/latticekeep/internal/offline"
 	"github.com/latticekeep/latticekeep/internal/store"
-	"github.com/latticekeep/latticekeep/internal/store/bolt"
+	"github.com/latticekeep/latticekeep/internal/volume"
 )
 
 // tryKMS has the current key wrap and open a random value and open the deployment's own key. The
@@ -194,12 +194,12 @@ func (s *opened) backups(ctx context.Context) []diagnosis.Line {
 		dir := cmp.Or(c.Scratch, s.Config.DataDir)
 		if path, _, err := existing(dir); err != nil {
 			lines = append(lines, diagnosis.Fail("check the path, and that its volume is mounted", fmt.Errorf("backup.scratch: %w", err)))
-		} else if _, free, _, err := volume.Of(path); err == nil && free < need {
+		} else if _, free, _, err := volume.OfPath(path); err == nil && free < need {
 			lines = append(lines, diagnosis.Warn("make room, or name another folder in backup.scratch",
 				"backup.scratch has %s free, and verifying a backup takes about %s", size(free), size(need)))
 		}
 	}
-	status, err := schedule.New(schedule.Config{Store: s.store, Place: c.Bucket}).Status(ctx)
+	status, err := schedule.New(nil, schedule.Config{Store: s.store, Place: c.Bucket}).Status(ctx)
 	if err != nil {
 		return append(lines, diagnosis.Fail("look at the line of the store", err))
 	}

@@ -9,6 +9,16 @@ import (
 	"os"
 )
 
+// OfPath is [Of] for the volume on which path is.
+func OfPath(path string) (size, free int64, keeps bool, err error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return 0, 0, false, err
+	}
+	defer f.Close()
+	return Of(f)
+}
+
 // eraseBytes is how much Erase writes between two syncs, so that those of others need not wait for
 // all of it.
 const eraseBytes = 32 << 20

@@ -105,6 +105,57 @@ func (c *Cutter) Run(ctx context.Context) (cut uint64, err error) {
 	return cut, nil
 }
 
+// resume removes entries that an earlier run archived. It first makes sure that they are still in
+// the archive.
+func (c *Cutter) resume(ctx context.Context) error {
+	newest, found, err := c.leftOver(ctx)
+	if err != nil || !found {
+		return err
+	}
+	data, err := c.Archive.Get(ctx, newest.Name)
+	if err != nil {
+		return fmt.Errorf("reading %s before its entries are removed: %w", newest.Name, err)
+	}
+	digest := audit.NewLineDigest()
+	err = audit.Unzip(data, func(lines io.Reader) error {
+		_, err := io.Copy(digest, lines)
+		return err
+	})
+	if err != nil || digest.Sum() != newest.Digest {
+		return fmt.Errorf("reading %s before its entries are removed: %w", newest.Name, errAltered)
+	}
+	return removeArchived(ctx, c.Log.Chain, newest.To)
+}
+
+// leftOver reports whether archived entries are still in the database, and returns the newest
+// segment. Error: audit.ErrDamagedLog when that segment does not end where the signed base ends: an
+// unsigned row alone is no reason to remove entries.
+func (c *Cutter) leftOver(ctx context.Context) (newest audit.Segment, found bool, err error) {
+	var row []byte
+	err = c.Log.Chain.Store.View(ctx, func(r store.Reader) error {
+		if newest, err = audit.NewestSegment(r); err != nil || newest.To == 0 {
+			return err
+		}
+		found, err = entries.Exist(r, store.Range{From: audit.EntryRange.From, To: audit.EntryKey(newest.To + 1)})
+		if err == nil && found {
+			row, err = r.Get(audit.BaseKey)
+			row = bytes.Clone(row)
+		}
+		return err
+	})
+	if err != nil || !found {
+		return audit.Segment{}, false, err
+	}
+	base, err := c.Log.Chain.ParseOwnBase(row)
+	if err != nil {
+		return audit.Segment{}, false, err
+	}
+	if base.Sequence() != newest.To || base.Head.Hash != newest.Hash {
+		return audit.Segment{}, false, audit.ErrDamagedLog
+	}
+	return newest, true, nil
+}
+
 // next archives and cuts one segment, if one is due, and returns its number of entries.
 func (c *Cutter) next(ctx context.Context) (n uint64, err error) {
 	from, err := c.beginCut(ctx)
@@ -135,7 +186,7 @@ func (c *Cutter) next(ctx context.Context) (n uint64, err error) {
 	if c.Logger != nil {
 		c.Logger.InfoContext(ctx, "entries of the audit log were archived", "from", s.From, "to", s.To, "object", s.Name)
 	}
-	return n, c.removeArchived(ctx, s.To)
+	return n, removeArchived(ctx, c.Log.Chain, s.To)
 }
 
 // cutFrom is where a segment begins and how far it may go.

@@ -947,7 +947,7 @@ func TestWhatAnotherArchivesIsNotRemovedForIt(t *testing.T) {
 	if n := len(f.Segments()); n != 2 {
 		t.Fatalf("%d segments", n)
 	}
-	if err := theirs.removeArchived(t.Context(), newest.To); err != nil {
+	if err := removeArchived(t.Context(), theirs.Log.Chain, newest.To); err != nil {
 		t.Fatal(err)
 	}
 	if n := len(f.RowsOf(store.Range{From: audit.EntryKey(first.To + 1), To: audit.EntryKey(f.Segments()[1].To + 1)})); n == 0 {

@@ -159,7 +159,7 @@ func (s *Shipper) Ship(ctx context.Context) error {
 	s.mu.Unlock()
 	switch {
 	case err != nil && ctx.Err() == nil && !failed: // once per outage
-		s.Logger.ErrorContext(ctx, "shipping commits failed; retrying", "in", pause, "err", err)
+		s.Logger.ErrorContext(ctx, "shipping commits failed; retrying", "in", pause, "error", err)
 	case err == nil && failed:
 		s.Logger.InfoContext(ctx, "commits are shipped again")
 	}
