@@ -399,6 +399,25 @@ func TestAnOutageOfTheBucketLosesNothing(t *testing.T) {
 	}
 }
 
+// A segment that was written, while its answer was lost, is no other server's.
+func TestALostAnswerEndsNoLog(t *testing.T) {
+	d := newDeployment(t)
+	s := d.server(filepath.Join(t.TempDir(), "db"))
+	s.write(true)
+	s.ship()
+	b := s.take()
+	s.write(true)
+	d.server(s.clone()).ship() // writes what s would have written
+	s.write(true)
+	s.ship()
+	s.write(true)
+	s.ship()
+	if n := s.Status().Logs; n[commits.Fork] > 0 {
+		t.Errorf("logs have begun: %v", n)
+	}
+	d.replay(b, contents(t, s.db), nil)
+}
+
 // Two servers on copies of a database cannot mix what they ship.
 func TestTheSecondServerOfALogBeginsAnother(t *testing.T) {
 	d := newDeployment(t)
