@@ -61,7 +61,7 @@ func (s *apiKeys) SuspendAPIKey(ctx context.Context, p authz.Principal, id strin
 		case !found:
 			return records.Refuse(reasonNoAPIKey, errAPIKey)
 		case !row.Pending():
-			row.Requested, row.Scopes = row.Scopes, nil
+			row.Requested, row.Scopes, row.Suspended = row.Scopes, nil, s.now().UTC()
 		}
 		e.Attributes = row.Attributes()
 		return s.grants.apiKeys.Replace(tx, row)

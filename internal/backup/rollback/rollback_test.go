@@ -600,6 +600,12 @@ func TestWithoutTheLaterLogSessionsEndAndKeysWait(t *testing.T) {
 	w := newWorld(t)
 	id, key := w.key()
 	system := w.SystemKey()
+	operator := authz.SystemPrincipal(authz.SystemTenant)
+	operator.Scopes = authz.SystemScopes()
+	_, err := w.Identity.ActivateTenant(t.Context(), operator, w.tenant)
+	must(t, err)
+	w.Clock.Set(w.Clock.Now().Add(20 * 24 * time.Hour)) // a key that was made pending would have lapsed
+	w.owner = w.Login(w.owner.Email, w.owner.Password)
 	session := w.Login(w.owner.Email, w.owner.Password)
 	gone, goneKey := w.key()
 	at := w.snapshot()

@@ -29,6 +29,7 @@ type Key struct {
 	LastUsedAt time.Time // precise to about a minute; zero: never
 	CreatedBy  string    // id of the principal
 	Pending    bool      // the key works only when an owner has approved it
+	waitsSince time.Time // if Pending
 	User       string    // id of the user who answers for it; empty: none
 }
 
@@ -83,6 +84,8 @@ type Row struct {
 
 	// Requested are the scopes that the key gets when an owner approves it. It has none until then.
 	Requested []authz.Scope `json:"requested,omitempty"`
+	// Suspended is when a rollback made the key pending; zero for one that was made so.
+	Suspended time.Time `json:"suspended,omitzero"`
 }
 
 // Pending reports whether the key waits for an approval.
@@ -128,7 +131,7 @@ const PendingFor = 14 * 24 * time.Hour
 
 // Expired reports whether the key has ended, or waited too long for its approval.
 func (k Key) Expired(now time.Time) bool {
-	return !k.ExpiresAt.IsZero() && !now.Before(k.ExpiresAt) || k.Pending && !now.Before(k.CreatedAt.Add(PendingFor))
+	return !k.ExpiresAt.IsZero() && !now.Before(k.ExpiresAt) || k.Pending && !now.Before(k.waitsSince.Add(PendingFor))
 }
 
 // Key returns the description of the key, which was last used at the given time. The scopes of a
@@ -138,6 +141,9 @@ func (r Row) Key(used time.Time) Key {
 		ID: r.ID, Name: r.Name, Tenant: r.Tenant, Scopes: r.Scopes,
 		CreatedAt: r.CreatedAt, ExpiresAt: r.ExpiresAt, LastUsedAt: used,
 		CreatedBy: r.CreatedBy, Pending: r.Pending(), User: r.User,
+	}
+	if k.waitsSince = r.CreatedAt; r.Suspended.After(r.CreatedAt) {
+		k.waitsSince = r.Suspended
 	}
 	if k.Pending {
 		k.Scopes = r.Requested
