@@ -10,7 +10,7 @@ import (
 
 func TestOnlyAProductionServerKeepsAReserve(t *testing.T) {
 	for _, dev := range []bool{false, true} {
-		p := deploymentOptions{dir: t.TempDir(), dev: dev, calls: metrics.NewCalls(), logger: slog.New(slog.DiscardHandler)}
+		p := deploymentOptions{dir: t.TempDir(), dev: dev, evidence: new(evidence), calls: metrics.NewCalls(), logger: slog.New(slog.DiscardHandler)}
 		s, err := openDatabase(t.Context(), p, nil, func(any) bool { return true })
 		if err != nil {
 			t.Fatal(err)
