@@ -64,7 +64,7 @@ func (p *Packer) Keep(ctx context.Context) {
 		switch {
 		case ctx.Err() != nil:
 			return
-		case err == nil:
+		case err == nil, p.Log.Detector.HaltedBy() != nil: // a halt is logged already, and ends by itself or by somebody's word
 			failed = ""
 		case failed != err.Error():
 			failed = err.Error()
