@@ -82,7 +82,7 @@ func followBackup(f *documented) {
 
 	f.set("BUCKET", "file://"+bucket)
 	f.runAs("latticekeep restore --bucket $BUCKET --to-time 2026-11-25T02:45:00Z", []string{
-		"2026-11-25T02:45:00Z", time.Now().UTC().Format(time.RFC3339), "/var/lib/latticekeep-0245", f.path("earlier"), "/etc/latticekeep/kms/kms.key", e.keyFile(),
+		"2026-11-25T02:45:00Z", time.Now().UTC().Format(time.RFC3339Nano), "/var/lib/latticekeep-0245", f.path("earlier"), "/etc/latticekeep/kms/kms.key", e.keyFile(),
 	}, "restored to: ")
 	f.pass("latticekeep restore --bucket $BUCKET --follow", "it goes on until it is stopped; TestACopyFollowsAndIsPromoted runs it")
 	f.pass("latticekeep restore --promote", "TestACopyFollowsAndIsPromoted runs it on a copy")

@@ -207,7 +207,7 @@ func TestTwoImplementationsAgreeOnLogsThatHold(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short: runs Python on whole logs")
 	}
-	b := newBoth(t)
+	b, cut := newBoth(t), newBoth(t)
 	for name, l := range logs(t) {
 		lines := l.Export(0)
 		b.add(name, lines)
@@ -224,7 +224,7 @@ func TestTwoImplementationsAgreeOnLogsThatHold(t *testing.T) {
 		for _, tenant := range []string{"ten_a", "ten_b"} {
 			own := logtest.OfTenant(lines, tenant)
 			b.add(name+", of "+tenant, own)
-			b.add(name+", of "+tenant+" without its end", own[:len(own)-1], "--fingerprint", l.Fingerprint())
+			cut.add(name+", of "+tenant+" without its end", own[:len(own)-1], "--fingerprint", l.Fingerprint())
 		}
 		var last struct{ Sequence uint64 }
 		for _, line := range lines[1 : len(lines)-1] {
@@ -242,6 +242,9 @@ func TestTwoImplementationsAgreeOnLogsThatHold(t *testing.T) {
 	}
 	if good, bad := b.agree(); bad > 0 || good < 100 {
 		t.Errorf("%d logs hold, %d do not", good, bad)
+	}
+	if good, bad := cut.agree(); good > 0 || bad < 2 {
+		t.Errorf("without their end %d logs hold, %d do not", good, bad)
 	}
 }
 
