@@ -2,6 +2,7 @@ package commits_test
 
 import (
 	"bytes"
+	"context"
 	crand "crypto/rand"
 	"encoding/hex"
 	"errors"
@@ -450,6 +451,65 @@ func TestTheSecondServerOfALogBeginsAnother(t *testing.T) {
 	d.replay(later, contents(t, second.db), nil)
 	_, r := d.restored(b, nil)
 	if others, err := r.Others(t.Context()); err != nil || len(others) != 1 {
+		t.Errorf("other logs are %v: %v", others, err)
+	}
+}
+
+// A segment of a stretch has values of later commits. A copy of the database that lacks these commits must
+// not go on after it, although it has all commits that the segment is of.
+func TestACloneDoesNotGoOnWithValuesThatItLacks(t *testing.T) {
+	d := newDeployment(t)
+	d.size, d.journal = 300, 1
+	first := d.server(filepath.Join(t.TempDir(), "db"))
+	first.write(true)
+	first.ship()
+	b := first.take()
+	first.ship()
+	reached := d.replay(b, contents(t, first.db), nil)
+	shipped := d.names()
+	for range 20 {
+		first.write(true)
+	}
+	left := first.clone()
+	for range 20 {
+		first.write(true)
+	}
+	first.ship()
+	for _, name := range d.names()[len(shipped)+1:] { // it has died after the first segment
+		must(t, d.bucket().Delete(t.Context(), name))
+	}
+	second := d.server(left)
+	second.write(true)
+	second.ship()
+	if n := second.Status().Logs; n[commits.Fork] != 1 {
+		t.Errorf("the copy has begun %v", n)
+	}
+	_, r := d.restored(b, nil)
+	for {
+		if _, err := r.Next(t.Context()); err != nil {
+			break
+		}
+	}
+	if r.Reached().Commit > reached.Commit {
+		t.Errorf("the first log leads to commit %d", r.Reached().Commit)
+	}
+}
+
+// Whoever writes to the bucket without the keys cannot keep a reader busy.
+func TestObjectsOfOthersBesideTheLogsAreSkipped(t *testing.T) {
+	d := newDeployment(t)
+	s := d.server(filepath.Join(t.TempDir(), "db"))
+	s.write(true)
+	s.ship()
+	b := s.take()
+	s.ship()
+	for _, name := range []string{"x/zz", "x/b/c", "zz/z", "z"} {
+		must(t, d.bucket().Put(t.Context(), folder+name, []byte("junk")))
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	_, r := d.restored(b, nil)
+	if others, err := r.Others(ctx); err != nil || len(others) != 0 {
 		t.Errorf("other logs are %v: %v", others, err)
 	}
 }

@@ -322,7 +322,7 @@ func (r *Reader) Others(ctx context.Context) (others []Later, err error) {
 		}
 		log, _, _ := strings.Cut(strings.TrimPrefix(names[0], r.log.Folder), "/")
 		folder := r.log.Folder + log + "/"
-		after = folder + "a" // after all ordinals
+		after = max(folder+"a", names[0]) // after all ordinals, and after whatever else somebody put there
 		if folder == r.prefix {
 			continue
 		}

@@ -54,7 +54,7 @@ type statement struct {
 	Ordinal         uint64   // of the segment in the log, from 1
 	Previous        [32]byte // digest of the statement before; zeroes in the first one
 	First, Last, At uint64   // commits of its records, and At of the last record
-	Mark            [16]byte // random id that the store gave the commit Last
+	Mark            [16]byte // random id that the store gave the commit At
 	Time            time.Time
 	Before, After   commit.Head // before its first record and after its last one
 	Size            uint64      // of the encrypted records, in bytes

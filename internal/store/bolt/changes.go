@@ -281,7 +281,7 @@ func (f *followers) trim(tx *bbolt.Tx, l *logState) error {
 type Commit struct {
 	commit.Record
 	Log LogID
-	ID  [16]byte // random id of the commit Last
+	ID  [16]byte // random id of the commit At
 }
 
 // shipped is up to where the log was shipped.

@@ -112,8 +112,9 @@ func (s *Store) CommitsAfter(ctx context.Context, log LogID, number, at uint64, 
 			if err != nil {
 				return err
 			}
-			made.Last, made.Time, made.ID = binary.BigEndian.Uint64(key), commitRow(row).time(), commitRow(row).id()
+			made.Last, made.Time = binary.BigEndian.Uint64(key), commitRow(row).time()
 		}
+		made.ID = commitRow(tx.Bucket([]byte(bucketList)).Get(numberKey(l.number))).id()
 		found = []Commit{made}
 		return nil
 	})
