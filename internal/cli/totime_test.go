@@ -214,8 +214,8 @@ func TestARestoreToATimeBetweenTwoCommits(t *testing.T) {
 // A credential that was deleted since stays deleted, a key that was revoked stays revoked, and the
 // server starts on the result by itself, though its anchor knows more.
 func TestARestoreToATimeKeepsAwayWhatWasTakenAway(t *testing.T) {
-	s := newRollbackSite(t)
-	url, end := s.serve(s.at)
+	s := newShippingSite(t)
+	url, end := s.serveBackedUp(1)
 	system := s.connect(url, s.systemKey())
 	tenants, err := system.ListTenants(t.Context(), nil)
 	must(t, err)
@@ -223,19 +223,12 @@ func TestARestoreToATimeKeepsAwayWhatWasTakenAway(t *testing.T) {
 	must(t, err)
 	owner, err := system.CreateTenantAPIKey(t.Context(), tenants.Tenants[0].TenantId, v2.CreateAPIKeyRequest{Name: "admin", Scopes: []v2.Scope{"account:admin"}})
 	must(t, err)
-	began := time.Now().Truncate(time.Second)
-	s.backUpAt(url, began)
-
-	at := began.Add(time.Second)
-	for time.Now().Before(at.Add(time.Second)) { // the name of the next backup is of a later second
-		time.Sleep(10 * time.Millisecond)
-	}
+	at := betweenSeconds()
 	c := s.connect(url, s.tenant)
 	_, err = c.ReplaceCredential(t.Context(), s.ids[0], v2.ReplaceRequest{Values: map[string]string{"v": "a mistake"}})
 	must(t, err)
 	must(t, c.DeleteCredential(t.Context(), s.ids[1]))
 	must(t, s.connect(url, owner.ApiKey).RevokeAPIKey(t.Context(), leaked.KeyId))
-	s.backUpAt(url, time.Now())
 	end()
 
 	out, err := s.restore("restored", at)
@@ -244,6 +237,9 @@ func TestARestoreToATimeKeepsAwayWhatWasTakenAway(t *testing.T) {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}
+	}
+	if out, err = s.restore("revived", at, "--revive"); err != nil || !strings.Contains(out, "back, as --revive asks: 2\n") {
+		t.Fatal(err, out)
 	}
 	restored := offline.BoltScheme + s.path("restored")
 	mustRun(t, "audit", "verify", "--store", restored)
@@ -265,14 +261,26 @@ func TestARestoreToATimeKeepsAwayWhatWasTakenAway(t *testing.T) {
 	}
 	end()
 
-	if out, err = s.restore("revived", at, "--revive"); err != nil || !strings.Contains(out, "back, as --revive asks: 2\n") {
-		t.Fatal(err, out)
-	}
 	url, end = s.serve(offline.BoltScheme + s.path("revived"))
 	if _, err := s.connect(url, leaked.ApiKey).UnsealCredential(t.Context(), s.ids[1]); err != nil {
 		t.Error("revived:", err)
 	}
 	end()
+	if out, err := s.restore("again", at); err != nil || !strings.Contains(out, "and not further (another log of commits goes on at ") || !strings.Contains(out, "All sessions have ended") {
+		t.Errorf("after a log that no backup names: %v\n%s", err, out)
+	}
+
+	// Whoever holds the bucket can hide what happened since.
+	for _, name := range s.segments() {
+		must(t, s.bucket.Delete(t.Context(), name))
+	}
+	out, err = s.restore("hidden", at)
+	must(t, err)
+	for _, want := range []string{"and not further (the log of commits has nothing from after the time)", "All sessions have ended", "API_KEY_SUSPENDED"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
 }
 
 func TestARestoreToATimeSaysWhyItCannot(t *testing.T) {
@@ -284,6 +292,9 @@ func TestARestoreToATimeSaysWhyItCannot(t *testing.T) {
 	at := began.Add(2 * time.Second)
 	for time.Now().Before(at) {
 		time.Sleep(10 * time.Millisecond)
+	}
+	if out, err := s.restore("no log", at); err != nil || !strings.Contains(out, "and not further (the newest backup has no log of commits)") || !strings.Contains(out, "All sessions have ended") {
+		t.Errorf("without a log of commits: %v\n%s", err, out)
 	}
 	for name, c := range map[string]struct {
 		at   time.Time

@@ -189,7 +189,7 @@ func (r *rollback) apiKeyStates(ctx context.Context, listed pair) (pending, late
 }
 
 func (r *rollback) invitations(ctx context.Context) (all []Removal, err error) {
-	found, err := r.pairs(ctx, "invitation/", 2)
+	found, err := r.rows(ctx, "invitation/", 2, func(p pair) bool { return r.isUnknown() || p.isChanged() })
 	for _, p := range found {
 		tenant, id := p.name[0], p.name[1]
 		all = append(all, Removal{

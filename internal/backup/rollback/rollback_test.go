@@ -608,6 +608,7 @@ func TestWithoutTheLaterLogSessionsEndAndKeysWait(t *testing.T) {
 	w.owner = w.Login(w.owner.Email, w.owner.Password)
 	session := w.Login(w.owner.Email, w.owner.Password)
 	gone, goneKey := w.key()
+	invitation := w.send("POST", "/api/v2/members/invite", fields{"email": "later@example.com", "role": "member"}, http.StatusCreated)["invitation_id"].(string)
 	at := w.snapshot()
 	w.send("DELETE", "/api/v2/api-keys/"+gone, nil, http.StatusOK)
 	later := w.snapshot()
@@ -622,6 +623,7 @@ func TestWithoutTheLaterLogSessionsEndAndKeysWait(t *testing.T) {
 				t.Errorf("%v %v", r.result.Unknown, r.entries[0].Attributes)
 			}
 			r.want(audit.APIKeySuspended, id, true)
+			r.want(audit.InvitationRevoked, invitation, true)
 			r.want(audit.APIKeyRevoked, gone, c.later != "")
 			if !slices.ContainsFunc(r.entries, func(e *audit.Entry) bool {
 				return e.EventType == audit.APIKeyRevoked && e.TenantID == string(authz.SystemTenant)

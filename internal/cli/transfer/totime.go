@@ -206,12 +206,21 @@ func (t *toTime) checkGap(ctx context.Context) error {
 func (t *toTime) buildLater(ctx context.Context, database string) error {
 	err := t.fill(ctx, t.newest(), database, func(r *restored, db store.Store) error {
 		log, there, err := t.logOf(ctx, t.newest(), r, db)
-		if t.newestLog = (logs{log, there}); err != nil || !there {
+		if t.newestLog = (logs{log, there}); err != nil {
 			return err
 		}
-		err = restore.Replay(ctx, db, commits.NewReader(log), "")
+		if !there {
+			t.unknown = "the newest backup has no log of commits"
+			return nil
+		}
+		reader := commits.NewReader(log)
+		err = restore.Replay(ctx, db, reader, "")
 		if broken := new(commits.BrokenError); errors.As(err, &broken) {
-			t.unknown, err = broken.Error(), nil
+			t.unknown = broken.Error()
+			return nil
+		}
+		if err == nil {
+			t.unknown, err = t.missingEnd(ctx, reader)
 		}
 		return err
 	})
@@ -225,6 +234,21 @@ func (t *toTime) buildLater(ctx context.Context, database string) error {
 		t.unknown, t.later = err.Error(), verify.Report{}
 	}
 	return ctx.Err()
+}
+
+// missingEnd says why the log that was read may lack its end, which whoever holds the bucket can hide.
+// There is a commit after the time at least: what the operator wants to undo.
+func (t *toTime) missingEnd(ctx context.Context, r *commits.Reader) (string, error) {
+	others, err := r.Others(ctx)
+	switch {
+	case err != nil:
+		return "", err
+	case len(others) > 0:
+		return fmt.Sprintf("another log of commits goes on at %s, and no backup names it", others[0].Began.Format(time.RFC3339)), nil
+	case !r.Reached().Time.After(t.at):
+		return "the log of commits has nothing from after the time", nil
+	}
+	return "", nil
 }
 
 // withKMS opens the KMS keys that are named, or those in the backup.
