@@ -228,13 +228,10 @@ func (s *Shipper) begin(ctx context.Context, cause Cause) error {
 		return fmt.Errorf("beginning a log of commits: %w", err)
 	}
 	var at position
-	err := s.Store.View(ctx, func(r store.Reader) (err error) {
-		at.Head, err = ReadHead(r)
-		return err
+	err := s.Database.BeginLog(ctx, id, func(r store.Reader) (_ []byte, err error) {
+		at.Head, err = ReadHead(r) // no commit comes between: a head that is too old hides records from a reader
+		return at.encode(), err
 	})
-	if err == nil {
-		err = s.Database.BeginLog(ctx, id, at.encode())
-	}
 	if err != nil {
 		return fmt.Errorf("beginning a log of commits: %w", err)
 	}

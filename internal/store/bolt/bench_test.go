@@ -75,7 +75,7 @@ func BenchmarkLog(b *testing.B) {
 				defer s.Close()
 				ctx := context.Background()
 				if logs {
-					if err := s.BeginLog(ctx, LogID{1}, nil); err != nil {
+					if err := s.BeginLog(ctx, LogID{1}, noPosition); err != nil {
 						b.Fatal(err)
 					}
 				}

@@ -27,12 +27,16 @@ type Log struct {
 // ErrNoLog means that the database keeps no log of commits, or another one than was asked for.
 var ErrNoLog = errors.New("the database keeps no such log of commits")
 
-// BeginLog begins a log of commits in place of any other, after which nothing was shipped. position is
-// for the caller, as in Shipped. Errors: those of Update.
-func (s *Store) BeginLog(ctx context.Context, id LogID, position []byte) error {
+// BeginLog begins a log of commits in place of any other, after which nothing was shipped. position
+// returns what is for the caller, as in Shipped, of the state that the log begins after. Errors: those of
+// Update and of position.
+func (s *Store) BeginLog(ctx context.Context, id LogID, position func(store.Reader) ([]byte, error)) error {
 	return s.submit(ctx, false, func(t store.Tx) error {
-		t.(*tx).begins = &logState{id: id, position: position}
-		return nil
+		at, err := position(t)
+		if err == nil {
+			t.(*tx).begins = &logState{id: id, position: at}
+		}
+		return err
 	})
 }
 

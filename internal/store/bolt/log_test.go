@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	bbolt "go.etcd.io/bbolt"
 
@@ -20,9 +21,11 @@ import (
 
 var testLog = LogID{1, 2, 3}
 
+func noPosition(store.Reader) ([]byte, error) { return nil, nil }
+
 func beginLog(t *testing.T, s *Store, id LogID) {
 	t.Helper()
-	must(t, s.BeginLog(t.Context(), id, nil))
+	must(t, s.BeginLog(t.Context(), id, noPosition))
 }
 
 // replica is what records make of an earlier state.
@@ -174,12 +177,12 @@ func TestWhatWasNotShippedBeforeAKillIsInTheList(t *testing.T) {
 	if l.ID != testLog || l.Shipped != r.last.Last || l.Newest != at.Newest || l.Newest <= l.Shipped || string(l.Position) != "here" || l.Oldest.IsZero() {
 		t.Errorf("after the kill the log is %+v", l)
 	}
-	changeSome(t, killed) // before anything was shipped
+	put(t, killed, "first", nil) // before anything was shipped
 	if n := r.follow(killed, 1<<20); n != 1 {
 		t.Errorf("there are %d records, want one", n)
 	}
 	r.compare(killed)
-	changeSome(t, killed)
+	put(t, killed, "second", nil) // changeSome may change nothing
 	if n := r.follow(killed, 1<<20); n != 1 {
 		t.Errorf("there are %d records, want one", n)
 	}
@@ -291,6 +294,33 @@ func TestALogEndsWhenAProgramWroteThatDoesNotKeepIt(t *testing.T) {
 			t.Errorf("the log goes on: %v", err)
 		}
 		put(t, s, "c", nil)
+	}
+}
+
+// The position of a log is that of the state before its first commit, whatever is committed meanwhile.
+func TestALogBeginsAfterTheStateThatItsPositionIsOf(t *testing.T) {
+	s := open(t, filepath.Join(t.TempDir(), "db"), Options{})
+	put(t, s, "a", []byte("1"))
+	written := make(chan error, 1)
+	must(t, s.BeginLog(t.Context(), testLog, func(r store.Reader) ([]byte, error) {
+		go func() {
+			written <- s.Update(t.Context(), func(tx store.Tx) error { return tx.Put([]byte("a"), []byte("2")) })
+		}()
+		time.Sleep(10 * time.Millisecond)
+		return r.Get([]byte("a"))
+	}))
+	must(t, <-written)
+	l, err := s.Log(t.Context())
+	must(t, err)
+	found, err := s.CommitsAfter(t.Context(), testLog, 0, 0, 1<<20)
+	must(t, err)
+	if string(l.Position) != "1" || l.Newest != 1 || len(found) != 1 || string(found[0].Rows[0].Value) != "2" {
+		t.Errorf("the position is %q, and %d commits follow: %v", l.Position, l.Newest, found)
+	}
+	failed := errors.New("not now")
+	err = s.BeginLog(t.Context(), LogID{9}, func(store.Reader) ([]byte, error) { return nil, failed })
+	if l, lerr := s.Log(t.Context()); !errors.Is(err, failed) || lerr != nil || l.ID != testLog {
+		t.Errorf("a log without a position: %v; the log is %x (%v)", err, l.ID, lerr)
 	}
 }
 
