@@ -138,6 +138,7 @@ func (f *follower) applyLog(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	f.chain, f.identity = m.Chain, log.Identity.ID() // another copy must be of the same deployment
 	reader := commits.NewReader(log)
 	known := log.From
 	for {
