@@ -38,7 +38,7 @@ type previousObjects struct {
 // namesakes are the objects of one name.
 type namesakes struct {
 	previous []vault.PreviousObject
-	owners   []vault.Owner // of this cluster; all but one of them are gone
+	owners   []vault.Owner // owners in this cluster; all but one are gone
 }
 
 // previousAge is how long a finding counts, because REST may have deleted the credential since.

@@ -133,7 +133,7 @@ func Write(ctx context.Context, w io.Writer, s Source, h Header, keys [][]byte, 
 // Written is a backup that this process has written. Until [Written.Wipe] the process can open the
 // file, as the recipients can.
 type Written struct {
-	Statement []byte // of the file
+	Statement []byte // statement of the file
 	opener    opener
 }
 

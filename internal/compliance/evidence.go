@@ -94,7 +94,7 @@ const (
 	anIntegrity  aspect = "integrity" // failure because stored data is damaged
 	anOpening    aspect = "opening"   // opening of protected data, which checks its integrity
 
-	anAcknowledgement aspect = "acknowledgement" // of denials and failures, by a user
+	anAcknowledgement aspect = "acknowledgement" // a user acknowledged denials and failures
 
 	aLateDenial  aspect = "late_denial"  // acknowledged too late
 	aLateFailure aspect = "late_failure" // acknowledged too late
@@ -138,10 +138,10 @@ type Evidence struct {
 
 // counts holds the numbers of entries.
 type counts struct {
-	Types     map[string]*tally        `json:"types"`     // by event type, for all time
+	Types     map[string]*tally        `json:"types"`     // all entries, per event type
 	Succeeded map[audit.EventType]mark `json:"succeeded"` // newest success of each type, for all time
 
-	Days map[int64]map[aspect]*tally `json:"days"` // by days since 1970 in UTC
+	Days map[int64]map[aspect]*tally `json:"days"` // keys are days since 1970 in UTC
 }
 
 // holdings are the credentials, keys and members of the tenant.

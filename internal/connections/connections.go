@@ -98,7 +98,7 @@ type conn struct {
 	net.Conn
 	listener *Listener
 	source   string
-	tenant   authz.TenantID // whose credential was shown; empty for strangers and proxies
+	tenant   authz.TenantID // tenant of the credential that was shown; empty for strangers and proxies
 	proxy    bool
 	ended    bool
 

@@ -82,7 +82,7 @@ const Limit = 5 * time.Second
 // Report says how a deployment is. Its JSON is a documented shape: fields are only ever added.
 type Report struct {
 	Status  Status    `json:"status"`  // the worst of the lines, without those that are skipped
-	Version string    `json:"version"` // of the program that looked
+	Version string    `json:"version"` // version of the program that looked
 	Time    time.Time `json:"time"`    // when it began to look, in UTC
 	Lines   []Line    `json:"lines"`   // in the order of the parts
 }

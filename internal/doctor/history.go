@@ -178,7 +178,7 @@ func (x *Examination) nameFindings(ctx context.Context) error {
 	}
 	var named []*state.RowError
 	groups := make(map[*state.RowError][]byte)
-	late := make(history) // of the resources of rows that get their keys now
+	late := make(history) // history of resources whose rows get their keys now
 	err := scanLog(ctx, x.store, func(e *audit.Entry) {
 		h.visit(e)
 		if _, wanted := sequences[e.Sequence]; wanted {

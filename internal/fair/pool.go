@@ -24,8 +24,8 @@ type Pool[K comparable] struct {
 // borrower is what one key has.
 type borrower[K comparable] struct {
 	units    int64
-	callable list.List // of *Loan[K] that can be called in, longest first
-	waiting  list.List // of *Loan[K] that are not granted yet, longest first
+	callable list.List // list of *Loan[K] that can be called in, longest first
+	waiting  list.List // list of *Loan[K] that are not granted yet, longest first
 }
 
 // Loan is what a caller has of a [Pool].

@@ -26,7 +26,7 @@ type (
 
 const (
 	maxAPIKeys = 1000 // per tenant
-	maxPending = 20   // of these, waiting for an owner's approval; each mails all owners
+	maxPending = 20   // API keys that wait for an owner's approval, per tenant; each mails all owners
 )
 
 var (

@@ -78,7 +78,7 @@ func compareAPIKeys(ctx context.Context, s store.Store, report verify.Report, fa
 		return state.Sequence, known && !state.Revoked
 	}
 	const list = "apikey/tenant/"
-	hashes := make(map[apikey.Name]string) // of the keys in the lists, until their other row is read
+	hashes := make(map[apikey.Name]string) // hashes of the listed keys, until their other row is read
 	err := audit.ScanAll(ctx, s, store.Prefix([]byte(list)), func(key, value []byte) error {
 		tenant, id, _ := strings.Cut(strings.TrimPrefix(string(key), list), "/")
 		n := apikey.Name{Tenant: authz.TenantID(tenant), ID: id}

@@ -23,7 +23,7 @@ import (
 type Deployment struct {
 	Config  config.Config
 	Faults  []error // settings that do not go together or cannot be used
-	Version string  // of this program
+	Version string  // version of this program
 	Memory  int64   // bytes that the control groups of this process allow; 0: no limit
 	// ConfigMap returns the place of checkpoints in the cluster, and Secret reads a certificate from it.
 	// Nil: there is no cluster.

@@ -92,7 +92,7 @@ func (s *opened) replicas(ctx context.Context) diagnosis.Line {
 // judgeReaders judges the formats that programs read, by their sessions.
 func judgeReaders(readers map[int]int, version string) diagnosis.Line {
 	var formats []string
-	all := append(slices.Collect(maps.Keys(readers)), format.Reads) // of this program
+	all := append(slices.Collect(maps.Keys(readers)), format.Reads) // what this program reads
 	slices.Sort(all)
 	for _, f := range slices.Compact(all) {
 		formats = append(formats, fmt.Sprint(f))

@@ -355,7 +355,7 @@ func (u *gcsUpload) part(ctx context.Context, data []byte, last bool) error {
 	if last {
 		total = strconv.FormatInt(u.at+int64(len(data)), 10)
 	}
-	span := "*" // of an empty object
+	span := "*" // an empty object has no range
 	if len(data) > 0 {
 		span = fmt.Sprintf("%d-%d", u.at, u.at+int64(len(data))-1)
 	}

@@ -44,7 +44,7 @@ func (s *State) Scan(ctx context.Context, st store.Store, share float64) (Scan, 
 	s.mu.Lock()
 	began, table := s.head, s.table
 	if s.watched++; s.table.changed == nil {
-		s.table.changed = make(map[id]struct{}) // from here on the table remembers what changes
+		s.table.changed = make(map[id]struct{}) // the table now remembers what changes
 	}
 	s.mu.Unlock()
 	defer func() {

@@ -222,7 +222,7 @@ func (s *State) at(r store.Reader, floor head) (uint64, error) {
 		h = last.head
 	} else if row != nil {
 		if h, err = s.hasher.Load().decodeHead(row); err != nil {
-			if s.known() == (head{complete: true}) { // of an empty store
+			if s.known() == (head{complete: true}) { // the store was empty
 				s.stale.Store(true)
 				return 0, fault.Wrap(fault.Conflict, "another replica has started the deployment meanwhile", err)
 			}

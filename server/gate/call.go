@@ -188,7 +188,7 @@ type Call struct {
 	answer     http.Header
 	body       []byte // matches the schema once checked; overwritten after the call
 
-	memory *fair.Loan[string] // of a large body
+	memory *fair.Loan[string] // loan for a large body
 
 	connection context.Context // context of the request; ends when the caller disconnects
 }

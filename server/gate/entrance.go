@@ -35,7 +35,7 @@ type entrance struct {
 
 	mu   sync.Mutex
 	in   int
-	line list.List // of chan struct{}, oldest in front; each is closed when its request is admitted
+	line list.List // list of chan struct{}, oldest in front; admission of a request closes its channel
 	shed uint64
 }
 

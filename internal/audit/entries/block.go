@@ -128,7 +128,7 @@ func Remove(tx store.Tx, to uint64, most int, removed func(key, row []byte) erro
 func removePacked(tx store.Tx, last, to uint64) error {
 	end, _ := blockOf(last)
 	type change struct{ key, row []byte }
-	var changes []change // with a nil row the pack goes
+	var changes []change // a nil row deletes the pack
 	err := tx.Scan(store.Range{From: PackRange.From, To: PackKey(end + 1)}, func(key, row []byte) bool {
 		if !IsPackKey(key) {
 			return true

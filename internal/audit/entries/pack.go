@@ -126,7 +126,7 @@ func (r *rows) encode() ([]byte, error) {
 // pack is a decoded pack. It shares the memory of its row.
 type pack struct {
 	places uint32 // bits of the places with an item
-	items  rows   // with their checksums; nil where there is none
+	items  rows   // rows include their checksums; nil where there is none
 	first  int    // place of the first item
 }
 

@@ -47,7 +47,7 @@ type Packer struct {
 
 	Fresh uint64 // number of newest entries that keep rows of their own; 0: 4096
 
-	next   uint64 // where to look for the next block
+	next   uint64 // the search for the next block starts here
 	closed uint64 // newest closed entry of the pass before; 0 before the first
 	due    uint64 // entries that may be packed
 

@@ -90,7 +90,7 @@ func (l *Log) Commit(tx store.Tx, events []any) error {
 	proposed := audit.Head{Position: c.head, Epoch: number}
 	l.heads.proposed, l.heads.proposedTenants = proposed, tenants
 	l.heads.written.propose(c.head, group)
-	tx.OnCommit(func() { // from here on the log contains the commit
+	tx.OnCommit(func() { // now the log contains the commit
 		l.Detector.noteHead(proposed)
 		l.heads.remember(tenants, number)
 	})

@@ -284,7 +284,7 @@ func (d *Detector) CheckNotHalted() error {
 type acceptance struct {
 	lost     audit.RollbackError
 	skipped  uint64        // sequences left out above the last lost entry that is known
-	state    *state.Loaded // of the store without the lost entries; nil: no state is bound
+	state    *state.Loaded // state without the lost entries; nil: no state is bound
 	epoch    audit.Epoch
 	rollback audit.Rollback
 }

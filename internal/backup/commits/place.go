@@ -19,7 +19,7 @@ var placeKey = []byte("backup/commits")
 type Place struct {
 	Log     [16]byte
 	Segment uint64   // what follows comes after this segment
-	Digest  [32]byte // of that segment's statement; zeroes when Segment is 0
+	Digest  [32]byte // digest of the segment's statement; zeroes when Segment is 0
 }
 
 // row is the content of the row.

@@ -20,13 +20,13 @@ import (
 // Log says which log a [Reader] reads, and for which store.
 type Log struct {
 	Bucket     *objects.Bucket
-	Folder     string             // where the chain's logs are in it: [Folder], perhaps below a prefix
+	Folder     string             // place of the chain's logs: [Folder], perhaps below a prefix
 	Chain      string             // fingerprint of the audit chain, as in the header of a backup
-	Identity   *dualsig.PublicKey // of the deployment, as a verified backup has it
+	Identity   *dualsig.PublicKey // the deployment's identity, as a verified backup has it
 	Identities []backup.Identity  // one of them opens the segments
 
 	From  commit.Head // head of the store that the records are applied to
-	Place Place       // which that store names
+	Place Place       // place that the store names
 	Until time.Time   // later commits are not read; zero for all
 }
 
@@ -38,16 +38,16 @@ type Reader struct {
 	prefix string
 
 	listed     []uint64             // ordinals of segments that come after the last one that was read
-	statements map[uint64]statement // of segments that were looked at, and not read yet
+	statements map[uint64]statement // statements that were checked; their segments are not read yet
 
 	segment uint64   // the last one that was read
-	digest  [32]byte // of its statement
+	digest  [32]byte // digest of that segment's statement
 	linked  bool     // digest is known
 	last    uint64   // number of the last commit in it
 
 	begun   uint64          // number of the first commit that comes after the store's; 0: not known yet
 	through uint64          // the state is whole after this segment
-	records []commit.Record // of the last segment that were not returned yet
+	records []commit.Record // records of the last segment, not returned yet
 	reached Reached
 }
 
@@ -55,7 +55,7 @@ type Reader struct {
 type Reached struct {
 	Segment uint64
 	Commit  uint64
-	Time    time.Time // of the commit; zero: nothing was read
+	Time    time.Time // time of the commit; zero: nothing was read
 	Head    commit.Head
 }
 

@@ -51,13 +51,13 @@ const (
 type statement struct {
 	Chain           [32]byte // fingerprint of the audit chain
 	Log             [16]byte
-	Ordinal         uint64   // of the segment in the log, from 1
+	Ordinal         uint64   // number of the segment in the log, from 1
 	Previous        [32]byte // digest of the statement before; zeroes in the first one
 	First, Last, At uint64   // commits of its records, and At of the last record
 	Mark            [16]byte // random id that the store gave the commit At
 	Time            time.Time
 	Before, After   commit.Head // before its first record and after its last one
-	Size            uint64      // of the encrypted records, in bytes
+	Size            uint64      // length of the encrypted records in bytes
 	Digest          [32]byte    // SHA3-256 of the encrypted records
 }
 

@@ -80,10 +80,10 @@ var Causes = []Cause{First, Gap, Fork}
 type Status struct {
 	Log      string           // id of the log; "" for none
 	Began    time.Time        // when this process began it or went on with it
-	Segments uint64           // that were shipped
-	Bytes    uint64           // in them
+	Segments uint64           // shipped segments
+	Bytes    uint64           // bytes in these segments
 	Failures uint64           // tries that failed
-	Logs     map[Cause]uint64 // that have begun
+	Logs     map[Cause]uint64 // logs that have begun, by cause
 }
 
 // NewShipper returns a shipper. The store must have been opened with a journal of JournalBytes.

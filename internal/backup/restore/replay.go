@@ -62,7 +62,7 @@ func apply(ctx context.Context, s store.Store, c commit.Record, id string) error
 // release reads.
 func put(tx store.Tx, key, value []byte) error {
 	switch {
-	case bytes.Equal(key, offline.MarkRow): // of the store that was copied
+	case bytes.Equal(key, offline.MarkRow): // the mark belongs to the store that was copied
 		return nil
 	case value == nil:
 		return tx.Delete(key)

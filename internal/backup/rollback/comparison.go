@@ -43,9 +43,9 @@ type Options struct {
 
 // Removal is something that was taken away after the time of a rollback.
 type Removal struct {
-	Event  audit.EventType // of the entry that takes it away again
+	Event  audit.EventType // event of the entry that takes it away again
 	Tenant authz.TenantID
-	ID     string // of the resource
+	ID     string // resource id
 	Detail string // empty for most
 	Err    error  // why it could not be taken away again
 
@@ -55,7 +55,7 @@ type Removal struct {
 // rollback is a restored store with its keys open, beside a later one.
 type rollback struct {
 	Options
-	store    store.Database // with its deciding rows compared with the state
+	store    store.Database // restored store; its deciding rows agree with the state
 	later    store.Database // likewise; nil without one
 	log      *writer.Log
 	guard    *guard.Guard

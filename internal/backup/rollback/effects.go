@@ -23,7 +23,7 @@ var Effects = map[audit.EventType]Effect{
 	audit.NamespaceMapped:   Kept, // pods of the namespace would reach the tenant that it left
 	audit.APIKeyRevoked:     Kept,
 	audit.APIKeySuspended:   Kept,
-	audit.CredentialDeleted: Kept, // with its previous version
+	audit.CredentialDeleted: Kept, // its previous version stays deleted, too
 	audit.UserSignedOut:     Kept,
 	audit.SessionRefreshed:  Kept, // a used refresh token would be new again, so its session ends
 	audit.SessionEnded:      Kept,
@@ -31,7 +31,7 @@ var Effects = map[audit.EventType]Effect{
 	audit.PasswordReset:     Kept, // likewise
 	audit.MemberJoined:      Kept, // the used invitation; the member is lost
 	audit.MemberChanged:     Kept, // a lowered role; a raised one is lost
-	audit.MemberRemoved:     Kept, // with sessions, API keys and invitations
+	audit.MemberRemoved:     Kept, // sessions, API keys and invitations of the member stay removed, too
 	audit.InvitationRevoked: Kept,
 	audit.ReviewNoteErased:  Kept,
 

@@ -213,7 +213,7 @@ type claimed struct {
 	log         string // log of commits when the attempt began
 	began       time.Time
 	leftover    string    // object that an earlier attempt may not have finished
-	previous    time.Time // of the newest backup before this one that this server knows; zero for none
+	previous    time.Time // time of the newest earlier backup that this server knows; zero for none
 	restored    bool      // leftover is whole, as in a database that was restored from it
 	begun       bool      // the object may be in the bucket because of this attempt
 }

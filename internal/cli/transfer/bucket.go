@@ -25,7 +25,7 @@ type source struct {
 	restoreOptions
 	bucket     *objects.Bucket
 	identities []backup.Identity
-	backups    []keptBackup // of the deployment, oldest first
+	backups    []keptBackup // the deployment's backups, oldest first
 }
 
 // keptBackup is a backup in a bucket.

@@ -50,11 +50,11 @@ func parseTime(text string, now time.Time) (time.Time, error) {
 type toTime struct {
 	*source
 	at       time.Time
-	base     keptBackup // that was restored
+	base     keptBackup // restored backup
 	restored *restored
 	result   rollback.Result
-	later    verify.Report // of the newest state that is known; zero if none is
-	unknown  string        // why it may lack something
+	later    verify.Report // newest state that is known; zero if none is
+	unknown  string        // why the later state may lack something
 
 	// The logs of commits of the restored backup and of the newest one.
 	log, newestLog logs

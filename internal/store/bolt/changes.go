@@ -117,7 +117,7 @@ type LogID [16]byte
 type logState struct {
 	id       LogID
 	noted    [16]byte // id of the newest commit; the file has another one after a program has written that keeps no list
-	number   uint64   // of the newest commit that changed a row
+	number   uint64   // number of the newest commit that changed a row
 	shipped  uint64   // the list may lack commits up to this one
 	bytes    uint64   // length of the list
 	position []byte   // as the caller of Shipped has it

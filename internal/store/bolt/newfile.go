@@ -12,7 +12,7 @@ import (
 const (
 	flushBytes  = 4 << 20  // rows of one transaction of the new file
 	syncBytes   = 32 << 20 // written between two syncs of it, so that those of commits need not wait for more
-	fillPercent = 0.9      // of a page, for rows that come in order
+	fillPercent = 0.9      // used share of a page, for rows that come in order
 )
 
 // newFile is the file that a compaction fills. It is synced only on demand.

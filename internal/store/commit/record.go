@@ -41,7 +41,7 @@ type Head struct {
 	Sequence   uint64
 	Hash       [32]byte
 	State      uint64   // number of the newest change; 0 while the store keeps no state
-	Commitment [32]byte // of that change
+	Commitment [32]byte // commitment of that change
 }
 
 // Whole reports whether the rows are those of one commit, Last, once the record is applied. It is not

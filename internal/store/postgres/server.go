@@ -185,8 +185,8 @@ func (s *server) evictOlder(age time.Duration) {
 type Description struct {
 	Version     string
 	Standbys    string      // synchronous_standby_names; empty: a failover may lose the newest commits
-	Sessions    int         // of all programs in this database
-	MaxSessions int         // of the whole server
+	Sessions    int         // sessions that all programs have in this database
+	MaxSessions int         // limit of the whole server
 	Readers     map[int]int // sessions of this product by the newest format that their program reads
 }
 

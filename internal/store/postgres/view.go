@@ -32,7 +32,7 @@ type rounds struct {
 // round is one snapshot. Its goroutine owns the session.
 type round struct {
 	in      *rounds
-	head    *ask   // of rounds.head; travels with BEGIN
+	head    *ask   // ask of rounds.head; sent together with BEGIN
 	asks    []*ask // unsent asks; rounds.mu guards it, members and err
 	members int
 	err     error         // answers all further asks; nil while the round works
