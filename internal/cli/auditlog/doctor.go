@@ -71,9 +71,10 @@ its audit log is verified. It lists each row that is damaged, missing or not the
 that the log commits to: what is wrong, the newest entry of the log about it, and what
 to do. The KMS key is needed.
 
-The exit status is 0 when all is well, also with warnings, 1 when something is wrong, 3
-when a server, the store or the KMS does not answer, and 4 when a server or the KMS
-refuses its key, or a row is not accepted or removed.
+The exit status is 0 when all is well, also with warnings, 1 when something is wrong, 2
+when the command line or the configuration cannot be used, 3 when a server, the store or
+the KMS does not answer, and 4 when a server or the KMS refuses its key, or a row is not
+accepted or removed.
 
 --explain ROW says what a row is for, what is stored, what the state says, and
 what the log has about it. For an API key, a user or a session it counts the
@@ -99,7 +100,7 @@ prints them, with their quotes.`,
 	}
 	o.server.RegisterConnection(cmd)
 	o.output.Register(cmd, "form of the report with --config or --url: ")
-	cmd.Flags().StringVar(&o.config, "config", "", "configuration file of the server, whose variables are read, too")
+	cmd.Flags().StringVar(&o.config, "config", "", "configuration file of the server; the server's environment variables are read, too")
 	command.RegisterStore(cmd, &o.Deployment, "of a stopped server")
 	command.RegisterKMS(cmd, &o.Deployment, "KMS key of --data-dir (default "+offline.KMSKeyFileName+" in it) or --store")
 	o.Pin.Register(cmd)

@@ -12,7 +12,7 @@ import (
 func NewRestoreCommand() *cobra.Command {
 	var o restoreOptions
 	cmd := &cobra.Command{
-		Use:   "restore (--input FILE | --bucket URL --to-time TIME) --identity-file FILE (--data-dir DIR | --store URL)",
+		Use:   "restore (--input FILE | --bucket URL (--to-time TIME | --follow)) --identity-file FILE (--data-dir DIR | --store URL) | restore --promote --data-dir DIR",
 		Short: "Make a deployment of a backup",
 		Long: `Make a deployment of a backup, in a data directory that has no database or in a
 PostgreSQL database that is empty. It is only served when the backup's signature,
@@ -40,12 +40,11 @@ the last one, and prints its time. --backup-only leaves them out.
 Otherwise what happened after the backup was taken is lost: credentials sealed or
 rotated since are missing, and what was deleted or revoked since is back.
 
-
 --to-time goes back to a time on purpose. It takes the newest backup in --bucket
 from before that time, and the log of commits up to it. Credentials have the
 values of that time. What was deleted, revoked, removed, demoted or signed out
-since stays so, and whoever changed the password since has to reset it by mail;
---revive leaves that undone. When what happened since is unknown, all sessions
+since stays so, and users who changed their password since have to reset it by
+mail; --revive leaves that undone. When what happened since is unknown, all sessions
 end, and API keys wait for an owner of their tenant. The log goes on in a new
 epoch, with signed entries of all that, so the KMS key is needed: that in the
 backup, or the one that --kms-key-file or --kms-url names. The server starts on
@@ -93,7 +92,7 @@ it one that is served, after the other server was stopped for good.`,
 	command.RegisterKMS(cmd, &o.Deployment, "KMS key to try on what was restored")
 	flags := cmd.Flags()
 	flags.StringVar(&o.input, "input", "", "backup: a file, the URL of an object such as s3://bucket/name, or - for standard input")
-	flags.StringVar(&o.bucket, "bucket", "", "bucket of the server's backups, as in backup.bucket of its configuration, for --to-time")
+	flags.StringVar(&o.bucket, "bucket", "", "bucket of the server's backups, as in backup.bucket of its configuration, for --to-time and --follow")
 	flags.StringVar(&o.toTime, "to-time", "", "time to go back to, as 2026-11-25T02:45:00Z")
 	flags.BoolVar(&o.follow, "follow", false, "keep a cold copy in --data-dir within a minute of the server, until it is promoted")
 	flags.StringVar(&o.metricsFile, "metrics-file", "", "with --follow, file for the textfile collector of Prometheus's node exporter")
