@@ -18,9 +18,9 @@ func NewCompactCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "compact --data-dir DIR",
 		Short: "Give the free pages of a stopped server's database back to the file system",
-		Long: `Give the free pages of the embedded database back to the file system. What deleted
-and archived rows took stays in the file and is used for new ones, so that the file
-does not shrink. A running server compacts its database itself when half of the file
+		Long: `Give the free pages of the embedded database back to the file system. The file keeps
+the room of deleted and archived rows and uses it for new ones, so that it does not
+shrink by itself. A running server compacts its database itself when half of the file
 is free and the volume has room; this command does it at any time, for a server that
 is stopped.
 

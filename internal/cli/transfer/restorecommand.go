@@ -42,8 +42,8 @@ rotated since are missing, and what was deleted or revoked since is back.
 
 --to-time goes back to a time on purpose. It takes the newest backup in --bucket
 from before that time, and the log of commits up to it. Credentials have the
-values of that time. What was deleted, revoked, removed, demoted or signed out
-since stays so, and users who changed their password since have to reset it by
+values of that time. Nothing comes back that was deleted, revoked, removed, demoted
+or signed out since, and users who changed their password since have to reset it by
 mail; --revive leaves that undone. When what happened since is unknown, all sessions
 end, and API keys wait for an owner of their tenant. The log goes on in a new
 epoch, with signed entries of all that, so the KMS key is needed: that in the

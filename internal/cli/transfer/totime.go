@@ -297,7 +297,7 @@ func (t *toTime) text() string {
 	if r.Unknown {
 		b.WriteString("All sessions have ended, API keys wait for an owner of their tenant, and those of the deployment are revoked: move the file or Secret of its first key away, and the next start writes a new one.\n")
 	}
-	b.WriteString("What happened after the last entry that is known is lost: compare it with one that you kept.\n")
+	b.WriteString("Entries after the last known one are lost: compare it with one that you kept.\n")
 	return b.String()
 }
 
