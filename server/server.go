@@ -241,7 +241,7 @@ func (s *Server) ServeOperations(ctx context.Context, l net.Listener) error {
 	engine := gin.New()
 	engine.Use(s.observe, s.recover)
 	engine.NoRoute(func(c *gin.Context) { s.v2.Refuse(c, gate.Refusal(http.StatusNotFound, "there is no such endpoint")) })
-	s.process.add(engine, s.process.checked, error.Error)
+	s.process.add(engine, s.process.checked, error.Error) //nolint:contextcheck // handlers have the contexts of their requests
 	if s.config.Profiling {
 		profile(engine)
 	}

@@ -130,7 +130,7 @@ func (p *production) openMeanwhile(ctx context.Context, l *net.TCPListener) (err
 		}
 		return fault.New(fault.Unavailable, "the database is being opened")
 	}, diagnoseStart(p.config))
-	defer func() { err = errors.Join(err, meanwhile.End()) }()
+	defer func() { err = errors.Join(err, meanwhile.End()) }() //nolint:contextcheck // it ends when ctx has ended, too
 	for pause, last := firstWait, ""; ; pause = min(2*pause, lastWait) {
 		err := p.open(ctx)
 		if err == nil || p.deployment != nil || !postgres.IsAbsent(err) {
@@ -348,7 +348,7 @@ func (s *service) run(ctx context.Context, l net.Listener, config server.Config,
 	if s.tracing != nil {
 		config.Tracer = s.tracing.tracer
 	}
-	h, err := server.New(config)
+	h, err := server.New(config) //nolint:contextcheck // handlers have the contexts of their requests
 	if err != nil {
 		return errors.Join(err, l.Close(), s.closeOperations())
 	}

@@ -242,11 +242,11 @@ func (b *Base) ReadLists(ctx context.Context, s store.Store, lists BaseLists) (*
 	return b.from(j)
 }
 
-// Change returns the base next, which continues base, with the lists that it then has, and the rows
-// that change: nil for a row that is to be deleted. base is what [Base.With] returned for the touched
+// Change returns the base next, which continues b, with the lists that it then has, and the rows
+// that change: nil for a row that is to be deleted. b is what [Base.With] returned for the touched
 // items, nil for the beginning of the log; next has these items as they are now. Error: [ErrBase] when
-// a row is not the one that base commits to.
-func (base *Base) Change(next *Base, touched Touched, get Get) (*Base, map[string][]byte, error) {
+// a row is not the one that b commits to.
+func (b *Base) Change(next *Base, touched Touched, get Get) (*Base, map[string][]byte, error) {
 	j, err := next.json()
 	if err != nil {
 		return nil, nil, err
@@ -266,10 +266,10 @@ func (base *Base) Change(next *Base, touched Touched, get Get) (*Base, map[strin
 	}
 	result, rows := &Base{History: next.History, lists: make(map[byte]listNode)}, make(map[string][]byte)
 	for _, list := range []byte(AllLists) {
-		slices.SortFunc(changes[list], func(a, b listItem) int { return bytes.Compare(a.path[:], b.path[:]) })
+		slices.SortFunc(changes[list], func(x, y listItem) int { return bytes.Compare(x.path[:], y.path[:]) })
 		var root listNode
-		if base != nil {
-			root = base.lists[list]
+		if b != nil {
+			root = b.lists[list]
 		}
 		t := listTrie{list, get, rows}
 		if root, err = t.update(nil, root, changes[list]); err != nil {

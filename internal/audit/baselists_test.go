@@ -160,7 +160,6 @@ func BenchmarkBaseLists(b *testing.B) {
 			for _, row := range rows {
 				total += len(row)
 			}
-			items = nil
 			for b.Loop() {
 				for _, changed := range []int{0, 40, 4096} {
 					var changes []listItem

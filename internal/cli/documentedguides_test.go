@@ -194,11 +194,11 @@ func followKMS(f *documented) {
 func followAnchors(f *documented) {
 	anchors := "file://" + f.path("anchors")
 	e, at := newEstate(f.T, fmt.Sprintf("audit: {anchor: {bucket: %q}}\n", anchors))
-	url, end := e.serve(at)
+	_, end := e.serve(at)
 	awaitFile(f.T, f.path("anchors/anchor/*/checkpoint"))
 	end()
 	must(f.T, os.CopyFS(e.path("older"), os.DirFS(e.path("data"))))
-	url, end = e.serve(at)
+	url, end := e.serve(at)
 	e.seal(url, 3)
 	note := e.noteOf(url)
 	end()

@@ -80,11 +80,11 @@ func followObjects(f *documented) {
 }
 
 // awaitOutput waits until a command prints a text.
-func awaitOutput(t *testing.T, want string, print func() string) {
+func awaitOutput(t *testing.T, want string, output func() string) {
 	t.Helper()
-	for deadline := time.Now().Add(2 * time.Minute); !strings.Contains(print(), want); time.Sleep(100 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); !strings.Contains(output(), want); time.Sleep(100 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("waited in vain for %q in\n%s", want, print())
+			t.Fatalf("waited in vain for %q in\n%s", want, output())
 		}
 	}
 }

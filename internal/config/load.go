@@ -106,7 +106,7 @@ func (s *Config) locate(err error, from map[string]string, known []error) (all [
 	return []error{fmt.Errorf("%s: %w", place, err)}
 }
 
-var wrongDuration = regexp.MustCompile("cannot unmarshal !!\\w+ (.+) into time\\.Duration")
+var wrongDuration = regexp.MustCompile(`cannot unmarshal !!\w+ (.+) into time\.Duration`)
 
 var unknownField = regexp.MustCompile(`field (\S+) not found in type \S+`)
 

@@ -46,7 +46,9 @@ func serve(t *testing.T, o Options) *served {
 	t.Cleanup(func() {
 		close(s.release)
 		_ = server.Close()
-		<-ended
+		if err := <-ended; !errors.Is(err, http.ErrServerClosed) {
+			t.Error(err)
+		}
 	})
 	return s
 }

@@ -35,13 +35,13 @@ func lend(t *testing.T, p *Pool[string], key string, units int64) borrowing {
 	return b
 }
 
-func tryLend(t *testing.T, p *Pool[string], key string, units int64) (b borrowing, err error) {
+func tryLend(t *testing.T, p *Pool[string], key string, units int64) (borrowing, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
-	b.calledIn = make(chan struct{})
-	b.Loan, err = p.Acquire(ctx, key, units, func() { close(b.calledIn) })
-	if err != nil {
+	b := borrowing{calledIn: make(chan struct{})}
+	var err error
+	if b.Loan, err = p.Acquire(ctx, key, units, func() { close(b.calledIn) }); err != nil {
 		return b, err
 	}
 	ended := t.Context()

@@ -61,7 +61,7 @@ func (d Deployment) Running(p Process) []diagnosis.Check {
 			return s.describeStore(ctx)
 		}),
 		one(diagnosis.Rows, func(context.Context) diagnosis.Line { return judgeRows(p.Rows) }),
-		one(diagnosis.Chain, func(ctx context.Context) diagnosis.Line { return d.judgeProof(p.Log, p.Verifier.Proof()) }),
+		one(diagnosis.Chain, func(context.Context) diagnosis.Line { return d.judgeProof(p.Log, p.Verifier.Proof()) }),
 		{Part: diagnosis.Anchors, Look: func(context.Context) []diagnosis.Line { return d.judgeAnchors(p.Anchors.Status(), p.Log.Newest()) }},
 		{Part: diagnosis.KMS, Look: func(ctx context.Context) []diagnosis.Line { return s.tryKMS(ctx, p.KMS) }},
 		{Part: diagnosis.Mail, Look: func(ctx context.Context) []diagnosis.Line { return s.mail(ctx, new(p.Outbox.Stats())) }},

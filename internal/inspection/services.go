@@ -33,7 +33,7 @@ func (s *opened) tryKMS(ctx context.Context, keys []*kms.Key) []diagnosis.Line {
 		previous = append(previous, k)
 	}
 	if err := tryKey(ctx, current); err != nil {
-		return []diagnosis.Line{kmsFailure("kms.url", err)}
+		return []diagnosis.Line{kmsFailure(err)}
 	}
 	var lines []diagnosis.Line
 	if missing := 1 + len(s.Config.KMS.Former) - len(keys); missing > 0 && s.Config.KMS.URL != "" {
@@ -47,7 +47,7 @@ func (s *opened) tryKMS(ctx context.Context, keys []*kms.Key) []diagnosis.Line {
 		if fault.ReasonOf(err) == fault.ReasonStore {
 			return append(lines, diagnosis.Well("%s; whether it is the key of the store was not looked at: the store does not answer", text))
 		}
-		return append(lines, kmsFailure("kms.url", err))
+		return append(lines, kmsFailure(err))
 	}
 	if len(previous) > 0 {
 		text += fmt.Sprintf(", and so do %d of kms.former", len(previous))
@@ -72,7 +72,7 @@ func tryKey(ctx context.Context, k keyring.KMS) error {
 	return err
 }
 
-func kmsFailure(setting string, err error) diagnosis.Line {
+func kmsFailure(err error) diagnosis.Line {
 	remedy := "look at the key-management service and the network to it"
 	switch {
 	case errors.Is(err, kms.ErrCredentials):
@@ -82,7 +82,7 @@ func kmsFailure(setting string, err error) diagnosis.Line {
 	case fault.Of(err) == fault.Invalid:
 		remedy = "do what the message says"
 	}
-	return diagnosis.Fail(remedy, fmt.Errorf("%s: %w", setting, err))
+	return diagnosis.Fail(remedy, fmt.Errorf("kms.url: %w", err))
 }
 
 // openKMS opens the keys of the configuration. A key file that the first start makes is none yet.
@@ -90,7 +90,7 @@ func (s *opened) openKMS(ctx context.Context) (keys []*kms.Key, lines []diagnosi
 	c := s.Config.KMS
 	if path, ok := offline.KMSFile(c.URL); ok && s.fresh && !isFile(path) {
 		if _, err := os.Stat(filepath.Dir(path)); err != nil {
-			return nil, []diagnosis.Line{kmsFailure("kms.url", fmt.Errorf("the first start makes the key file, and its folder is not there: %w", err))}
+			return nil, []diagnosis.Line{kmsFailure(fmt.Errorf("the first start makes the key file, and its folder is not there: %w", err))}
 		}
 		return nil, []diagnosis.Line{diagnosis.Well("kms.url: the first start makes the key file")}
 	}
@@ -98,7 +98,7 @@ func (s *opened) openKMS(ctx context.Context) (keys []*kms.Key, lines []diagnosi
 		k, err := kms.Open(ctx, text, kms.Options{TokenFile: c.TokenFile, PQRequired: s.Config.TLS.PQRequired})
 		switch {
 		case err != nil && i == 0:
-			return nil, []diagnosis.Line{kmsFailure("kms.url", err)}
+			return nil, []diagnosis.Line{kmsFailure(err)}
 		case err != nil: // a start goes on without it
 			lines = append(lines, diagnosis.Warn("give it back, or move away from it with latticekeep kms rewrap", "kms.former: %v", err))
 			continue

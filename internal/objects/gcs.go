@@ -365,11 +365,11 @@ func (u *gcsUpload) part(ctx context.Context, data []byte, last bool) error {
 	}
 	defer resp.Body.Close()
 	if complete := resp.StatusCode != http.StatusPermanentRedirect; complete != last {
-		return fmt.Errorf("Google Cloud Storage answers %d to a part of an upload", resp.StatusCode)
+		return fmt.Errorf("uploading a part: Google Cloud Storage answers %d", resp.StatusCode)
 	}
 	u.at += int64(len(data))
 	if range_ := resp.Header.Get("Range"); !last && range_ != fmt.Sprintf("bytes=0-%d", u.at-1) {
-		return fmt.Errorf("Google Cloud Storage has stored %q of the first %d bytes of an upload", range_, u.at)
+		return fmt.Errorf("uploading a part: Google Cloud Storage has stored %q of the first %d bytes", range_, u.at)
 	}
 	return nil
 }

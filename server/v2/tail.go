@@ -101,7 +101,7 @@ func (t *tails) uncount(caller, tenant tailsOf) {
 // TailAuditLog streams the entries of the caller's tenant as they are written. Before each read of
 // the log, it looks up the caller again.
 func (a *auditAPI) TailAuditLog(c *gin.Context, params api.TailAuditLogParams) {
-	gate.Follow(c, "text/event-stream; charset=utf-8", func(ctx context.Context, call *gate.Call) (func(context.Context, io.Writer) error, error) {
+	gate.Follow(c, "text/event-stream; charset=utf-8", func(ctx context.Context, call *gate.Call) (func(context.Context, io.Writer) error, error) { //nolint:contextcheck // the tail outlasts the context of the request
 		ended, end := context.WithCancel(context.Background())
 		connection := http.NewResponseController(c.Writer)
 		done, err := a.tails.open(ctx, call.Principal(), func() {

@@ -142,13 +142,13 @@ func (g *MemoryGroup) number(file, name string) (int64, error) {
 	return 0, fmt.Errorf("%s has no %s", file, name)
 }
 
-// Heap returns the bytes that what make returns takes in the heap.
-func Heap[T any](make func() T) int64 {
+// Heap returns the bytes that the result of create takes in the heap.
+func Heap[T any](create func() T) int64 {
 	var before, after runtime.MemStats
 	runtime.GC()
 	runtime.GC() // also what pools kept
 	runtime.ReadMemStats(&before)
-	made := make()
+	made := create()
 	runtime.GC()
 	runtime.GC()
 	runtime.ReadMemStats(&after)

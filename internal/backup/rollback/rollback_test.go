@@ -478,21 +478,21 @@ func reset(t *testing.T, token string) servertest.Request {
 func moveNamespace(w *world, uid string, from authz.TenantID) (func(), func(*restored, bool)) {
 	operator := authz.SystemPrincipal(authz.SystemTenant)
 	operator.Scopes = authz.SystemScopes()
-	make := func(name string) authz.TenantID {
+	create := func(name string) authz.TenantID {
 		made, err := w.Identity.CreateTenant(context.Background(), operator, name)
 		must(w.t, err)
 		return made.ID
 	}
 	to := authz.TenantID("")
 	if from != "" {
-		to = make("there before")
+		to = create("there before")
 	} else {
 		from = w.tenant
 	}
 	must(w.t, w.Identity.MapNamespaceUID(w.t.Context(), "cluster", uid, from))
 	return func() {
 			if to == "" {
-				to = make("made later")
+				to = create("made later")
 			}
 			must(w.t, w.Identity.MapNamespaceUID(w.t.Context(), "cluster", uid, to))
 		}, func(r *restored, revived bool) {
@@ -525,9 +525,9 @@ func TestWhatWasTakenAwayStaysAway(t *testing.T) {
 	keptID, keptKey := w.key()
 	kept := w.Login(w.owner.Email, w.owner.Password)
 	rotated := w.sealed()
-	at, later, checks := w.act()
+	at, _, checks := w.act()
 	w.send("PUT", "/api/v2/vault/"+rotated, fields{"values": fields{"key": "another"}}, http.StatusOK)
-	later = w.snapshot()
+	later := w.snapshot()
 	revived := w.copy(at)
 
 	r := w.restore(at, later, nil)
@@ -685,7 +685,7 @@ func TestATamperedLaterStoreIsRefused(t *testing.T) {
 	must(t, err)
 	must(t, was.View(t.Context(), func(r store.Reader) error {
 		return to.Update(t.Context(), func(tx store.Tx) (err error) {
-			scanned := r.Scan(store.Prefix([]byte("session/")), func(key, value []byte) bool {
+			scanned := r.Scan(store.Prefix([]byte("session/")), func(key, _ []byte) bool {
 				err = errors.Join(err, tx.Delete(bytes.Clone(key)))
 				return true
 			})

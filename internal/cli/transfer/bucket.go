@@ -83,7 +83,8 @@ func (s *source) list(ctx context.Context) error {
 	case 0:
 		return errors.New("the bucket has no backup of this deployment: look at --bucket and --fingerprint")
 	case 1:
-		for _, s.backups = range byChain {
+		for _, backups := range byChain {
+			s.backups = backups
 		}
 		return nil
 	}

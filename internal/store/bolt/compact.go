@@ -199,7 +199,7 @@ func (s *Store) Compact(ctx context.Context) (before, after int64, err error) {
 func (c *compactor) run(ctx context.Context, rest func(time.Duration)) (before, after int64, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(c.closing, cancel)()
+	defer context.AfterFunc(c.closing, cancel)() //nolint:contextcheck // closing the store ends it as well
 	if !c.running.TryLock() {
 		return 0, 0, fault.New(fault.Conflict, "the database is being compacted: wait until that is done")
 	}
