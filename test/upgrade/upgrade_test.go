@@ -491,6 +491,7 @@ var rows = map[string]string{
 	"released/":    "later than the fixture",
 
 	"backup/schedule": "later than the fixture",
+	"backup/commits":  "later than the fixture",
 }
 
 // TestEveryKindOfRowHasAFixtureOrAReason fails if a kind of row was added, and neither a fixture
