@@ -53,6 +53,7 @@ type shippingSite struct {
 	at, bucketURL string
 	to            recipient
 	bucket        *objects.Bucket
+	anchors       string // folder
 }
 
 func newShippingSite(t *testing.T) *shippingSite {
@@ -63,8 +64,9 @@ func newShippingSite(t *testing.T) *shippingSite {
 	b, err := objects.Open(t.Context(), bucketURL, objects.SigningOptions{})
 	must(t, err)
 	t.Cleanup(func() { _ = b.Close() })
-	e, at := newEstate(t, fmt.Sprintf("backup: {recipients: [%s], bucket: %q}\naudit: {anchor: {bucket: \"file://%s\"}}\n", to.text, bucketURL, t.TempDir()))
-	return &shippingSite{e, at, bucketURL, to, b}
+	anchors := t.TempDir()
+	e, at := newEstate(t, fmt.Sprintf("backup: {recipients: [%s], bucket: %q}\naudit: {anchor: {bucket: \"file://%s\"}}\n", to.text, bucketURL, anchors))
+	return &shippingSite{e, at, bucketURL, to, b, anchors}
 }
 
 // backups returns the names of the backups that have a signature.
@@ -206,6 +208,8 @@ func TestARestoreToATimeBetweenTwoCommits(t *testing.T) {
 		t.Errorf("the deleted value is %q", got)
 	}
 	must(t, os.Remove(s.path("system.key"))) // it is revoked, and a new one is written
+	must(t, os.RemoveAll(s.anchors))         // they know the history of the other restored store
+	must(t, os.Mkdir(s.anchors, 0o700))
 	if got := unsealed(offline.BoltScheme+s.path("unknown"), s.ids[0]); got != "none" {
 		t.Errorf("an API key that waits for an owner reads %q", got)
 	}
