@@ -90,6 +90,19 @@ func (s *shippingSite) segments() []string {
 	return all
 }
 
+// awaitSegments returns once there are n segments, so that each commit in them has a record of its own.
+func (s *shippingSite) awaitSegments(n int) {
+	s.t.Helper()
+	patience := time.After(2 * time.Minute)
+	for len(s.segments()) < n {
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-patience:
+			s.t.Fatal("no commits were shipped")
+		}
+	}
+}
+
 // serveBackedUp serves, and returns once there are n backups.
 func (s *shippingSite) serveBackedUp(n int) (url string, end func()) {
 	s.t.Helper()
@@ -137,6 +150,7 @@ func TestARestoreToATimeBetweenTwoCommits(t *testing.T) {
 	must(t, c.DeleteCredential(t.Context(), s.ids[1]))
 	abandoned := betweenSeconds()
 	replace("third")
+	s.awaitSegments(1)
 	end()
 	url, end = s.serve(s.at)
 	c = s.connect(url, s.tenant)
@@ -233,6 +247,7 @@ func TestARestoreToATimeKeepsAwayWhatWasTakenAway(t *testing.T) {
 	must(t, err)
 	must(t, c.DeleteCredential(t.Context(), s.ids[1]))
 	must(t, s.connect(url, owner.ApiKey).RevokeAPIKey(t.Context(), leaked.KeyId))
+	s.awaitSegments(1)
 	end()
 
 	out, err := s.restore("restored", at)
