@@ -152,7 +152,6 @@ type row struct {
 	Attempt  string    `json:"attempt,omitempty"` // object that is being written, or was left behind
 	By       string    `json:"by,omitempty"`      // random id of that attempt
 	Until    time.Time `json:"until,omitzero"`    // nobody else begins before
-	For      string    `json:"for,omitempty"`     // log of commits at the beginning of that attempt
 	Failures int       `json:"failures,omitempty"`
 }
 
@@ -192,13 +191,11 @@ func (s *Schedule) update(ctx context.Context, change func(*row) error) error {
 
 // due reports whether a backup is to be begun.
 func (s *Schedule) due(r row, now time.Time) bool {
-	log := s.log()
-	// A longer claim is of a clock that was wrong, and one for another log of the server that wrote the
-	// backup from which this database was restored. Without a backup a new log is of no use.
-	if left := r.Until.Sub(now); left > 0 && left <= lastPause && r.For == log {
+	if left := r.Until.Sub(now); left > 0 && left <= lastPause { // a longer one is of a clock that was wrong
 		return false
 	}
 	age := now.Sub(r.Taken)
+	log := s.log()
 	return r.Place != s.Place || age >= s.Every || age < -skew || log != "" && log != r.Log && age > 0 // two of one second would have one name
 }
 
@@ -244,7 +241,7 @@ func (s *Schedule) claim(ctx context.Context) (*claimed, error) {
 		if at, ok := s.timeOf(r.Attempt); ok && at.After(c.previous) {
 			c.previous = at
 		}
-		r.Attempt, r.By, r.Until, r.For = c.Attempt, c.By, now.Add(lease), c.log
+		r.Attempt, r.By, r.Until = c.Attempt, c.By, now.Add(lease)
 		return nil
 	})
 	if errors.Is(err, errNotDue) {
