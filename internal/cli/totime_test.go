@@ -107,7 +107,7 @@ func (s *shippingSite) awaitSegments(n int) {
 func (s *shippingSite) serveBackedUp(n int) (url string, end func()) {
 	s.t.Helper()
 	url, end = s.serve(s.at)
-	patience := time.After(2 * time.Minute)
+	patience := time.After(8 * time.Minute) // a restored store may wait for the end of a claim, five minutes
 	for len(s.backups()) < n {
 		select {
 		case <-time.After(50 * time.Millisecond):
