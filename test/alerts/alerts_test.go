@@ -215,14 +215,14 @@ func changedMetrics(t *testing.T) []string {
 			{"latticekeep_audit_retention_entries", 1e6, 1e6, false},
 			{"latticekeep_audit_stored_entries", 1.2e6, 1.2e6, false},
 		},
-		"LatticekeepCommitsNotShipped": {{"latticekeep_commits_shipped_until_timestamp_seconds", now, now - 3*day, false}},
+		"LatticekeepCommitsNotShipped": {{"latticekeep_commits_shipped_until_timestamp_seconds", now + day, now - 3*day, false}},
 		"LatticekeepCommitsForked":     {{`latticekeep_commits_logs_total{cause="fork"}`, 0, 1, true}},
 		"LatticekeepStalled":           {{`latticekeep_sealedcredentials{condition="Stalled",status="True"}`, 0, 2, false}},
 		"LatticekeepRotationOverdue":   {{`latticekeep_sealedcredentials{condition="Expiring",status="True"}`, 0, 1, false}},
 		"LatticekeepCredentialExpired": {
 			{`latticekeep_credential_expiry_timestamp_seconds{name="db",namespace="shop"}`, now + 30*day, now - 1, false},
 		},
-		"LatticekeepTargetsUnseen":  {{"latticekeep_target_oldest_look_timestamp_seconds", now - 500, now - 4000, false}},
+		"LatticekeepTargetsUnseen":  {{"latticekeep_target_oldest_look_timestamp_seconds", now + day, now - 4000, false}},
 		"LatticekeepTargetsChanged": {{"latticekeep_target_repairs_total", 0, 2, true}},
 		"LatticekeepWebhookBlind":   {{"latticekeep_admission_vault_unavailable_total", 0, 1, true}},
 	}

@@ -273,7 +273,7 @@ mail: {from: keeper@example.org, smtp: {address: '%[2]s', security: none}}`, pla
 	p = newPrometheus(t, time.Minute)
 	s = start(t, "", "backup: {bucket: 's3://backups?endpoint=http://"+address+"&region=eu-central-1&use_path_style=true', recipients: ["+recipient(t)+"]}")
 	s.makeKey()
-	s.await("the failure of a backup", func() bool { return s.said("taking a backup failed", "err") != "" })
+	s.await("the failure of a backup", func() bool { return s.said("taking a backup failed", "error") != "" })
 	p.during(70*time.Minute, p.scraped(s, nil))
 	p.expect("the bucket of backups is away", "LatticekeepBackupOld")
 	backups := fault{
