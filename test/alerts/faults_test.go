@@ -275,10 +275,10 @@ mail: {from: keeper@example.org, smtp: {address: '%[2]s', security: none}}`, pla
 	s.makeKey()
 	s.await("the failure of a backup", func() bool { return s.said("taking a backup failed", "error") != "" })
 	p.during(70*time.Minute, p.scraped(s, nil))
-	p.expect("the bucket of backups is away", "LatticekeepBackupOld")
+	p.expect("the bucket of backups is away", "LatticekeepBackupOld", "LatticekeepCommitsNotShipped")
 	backups := fault{
 		name: "the bucket of backups is away", ready: http.StatusOK, read: true, change: true,
-		metric: `latticekeep_backup_failures_total{step="take"} 1`, log: "taking a backup failed", alerts: []string{"LatticekeepBackupOld"},
+		metric: `latticekeep_backup_failures_total{step="take"} 1`, log: "taking a backup failed", alerts: []string{"LatticekeepBackupOld", "LatticekeepCommitsNotShipped"},
 	}
 	backups.shows(s, sight{})
 	return append(fired, p.judge()...)
