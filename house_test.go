@@ -96,8 +96,6 @@ type typeSize struct {
 	methodFiles     map[string]bool
 }
 
-// readHouse reads the hand-written files of every package of this module. It resolves names inside a package only, so
-// it needs no compiled import and takes about a second.
 // TestHouseLogsCallErrorsError finds the attribute "err", which libraries use: operators search for one
 // key, and internal/logs renames theirs.
 func TestHouseLogsCallErrorsError(t *testing.T) {
@@ -118,6 +116,8 @@ func TestHouseLogsCallErrorsError(t *testing.T) {
 	}
 }
 
+// readHouse reads the hand-written files of every package of this module. It resolves names inside a package only, so
+// it needs no compiled import and takes about a second.
 func readHouse(t *testing.T) []*room {
 	t.Helper()
 	dirs := map[string][]string{}
