@@ -73,6 +73,9 @@ func (m *memo[T]) ask(ctx context.Context, question digest, find func(context.Co
 	defer cancel()
 	flight := m.flights.DoChan(string(question[:]), func() (any, error) {
 		var none T
+		if value, ok := m.recall(question); ok { // a flight ended between the first look and this one
+			return value, nil
+		}
 		ctx := context.WithoutCancel(ctx)
 		turn, cancel := context.WithTimeout(ctx, patience)
 		defer cancel()
