@@ -16,6 +16,7 @@ type Pool[K comparable] struct {
 	grace time.Duration
 
 	mu     sync.Mutex
+	again  *time.Timer // serves when a loan can be called in that could not be before, or nil
 	free   int64
 	coming int64              // units of loans that were called in and are not released yet
 	keys   map[K]*borrower[K] // keys that have loans or wait for some
@@ -36,10 +37,11 @@ type Loan[K comparable] struct {
 	granted chan struct{} // closed
 
 	// The mutex of the pool guards these.
-	since    time.Time     // when it began to wait, or can be called in
-	place    *list.Element // in callable, or nil
-	callIn   func()
-	calledIn bool
+	since     time.Time     // when it began to wait, was granted or was offered
+	notBefore time.Time     // of being called in
+	place     *list.Element // in callable, or nil
+	callIn    func()
+	calledIn  bool
 }
 
 // NewPool returns a pool of units. A loan has the grace before it is called in for a caller whose key
@@ -89,13 +91,14 @@ func (l *Loan[K]) Settle() bool {
 	return !l.calledIn
 }
 
-// Offer says that the loan can be called in again: see [Pool.Acquire].
-func (l *Loan[K]) Offer(callIn func()) {
+// Offer says that the loan can be called in again, after a time at the earliest: see [Pool.Acquire].
+func (l *Loan[K]) Offer(after time.Duration, callIn func()) {
 	l.pool.mu.Lock()
 	defer l.pool.mu.Unlock()
 	if l.place == nil && !l.calledIn {
 		l.callIn = callIn
-		l.offer()
+		l.offer(after)
+		l.pool.serve()
 	}
 }
 
@@ -114,8 +117,9 @@ func (l *Loan[K]) Release() {
 	p.serve()
 }
 
-func (l *Loan[K]) offer() {
+func (l *Loan[K]) offer(after time.Duration) {
 	l.since = time.Now()
+	l.notBefore = l.since.Add(after)
 	l.place = l.pool.keys[l.key].callable.PushBack(l)
 }
 
@@ -148,7 +152,7 @@ func (p *Pool[K]) serve() {
 		own.waiting.Remove(own.waiting.Front())
 		own.units += next.units
 		p.free -= next.units
-		next.offer()
+		next.offer(0)
 		close(next.granted)
 	}
 }
@@ -169,11 +173,15 @@ func (p *Pool[K]) next() (next *Loan[K]) {
 	return next
 }
 
-// callLoans calls in loans until there will be enough for a caller, if there are such loans.
+// callLoans calls in loans until there will be enough for a caller, if there are such loans. If some
+// can only be called in later, it serves again then.
 func (p *Pool[K]) callLoans(next *Loan[K]) {
 	for p.free+p.coming < next.units {
-		l := p.victim(next)
+		l, left := p.victim(next)
 		if l == nil {
+			if left > 0 {
+				p.serveIn(left)
+			}
 			return
 		}
 		l.settle()
@@ -183,16 +191,30 @@ func (p *Pool[K]) callLoans(next *Loan[K]) {
 	}
 }
 
-// victim returns the loan to call in for a caller, or nil.
-func (p *Pool[K]) victim(next *Loan[K]) *Loan[K] {
+func (p *Pool[K]) serveIn(left time.Duration) {
+	if p.again != nil {
+		p.again.Stop()
+	}
+	p.again = time.AfterFunc(left, func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.serve()
+	})
+}
+
+// victim returns the loan to call in for a caller, or nil and, if there will be one, the time until then.
+func (p *Pool[K]) victim(next *Loan[K]) (l *Loan[K], left time.Duration) {
+	now := time.Now()
 	var ofMost, longest *Loan[K]
 	most := p.keys[next.key].units + next.units
 	for _, b := range p.keys {
-		front := b.callable.Front()
-		if front == nil {
+		first, wait := b.first(now)
+		if first == nil {
+			if wait > 0 && b.units > most && (left == 0 || wait < left) {
+				left = wait
+			}
 			continue
 		}
-		first := front.Value.(*Loan[K])
 		if b.units > most || ofMost != nil && b.units == most && first.since.Before(ofMost.since) {
 			ofMost, most = first, b.units
 		}
@@ -200,8 +222,23 @@ func (p *Pool[K]) victim(next *Loan[K]) *Loan[K] {
 			longest = first
 		}
 	}
-	if ofMost == nil && longest != nil && time.Since(longest.since) >= p.grace {
-		return longest
+	if ofMost == nil && longest != nil && now.Sub(longest.since) >= p.grace {
+		return longest, 0
 	}
-	return ofMost
+	return ofMost, left
+}
+
+// first returns the longest loan that can be called in now, or nil and the time until there is one.
+func (b *borrower[K]) first(now time.Time) (first *Loan[K], left time.Duration) {
+	for e := b.callable.Front(); e != nil; e = e.Next() {
+		l := e.Value.(*Loan[K])
+		wait := l.notBefore.Sub(now)
+		if wait <= 0 {
+			return l, 0
+		}
+		if left == 0 || wait < left {
+			left = wait
+		}
+	}
+	return nil, left
 }

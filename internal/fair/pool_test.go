@@ -110,9 +110,13 @@ func TestASettledLoanIsCalledInOnlyOnceItIsOfferedAgain(t *testing.T) {
 			t.Fatal("a settled loan was called in")
 		}
 		offered := make(chan struct{})
-		held.Offer(func() { close(offered); go held.Release() })
+		began := time.Now()
+		held.Offer(grace/100, func() { close(offered); go held.Release() })
 		lend(t, p, "b", 1)
 		<-offered
+		if took := time.Since(began); took != grace/100 {
+			t.Errorf("called in after %v", took)
+		}
 		if held.Settle() {
 			t.Error("a loan that was called in can be settled")
 		}

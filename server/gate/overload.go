@@ -76,6 +76,10 @@ const (
 	// bodyGrace is how long a body may take to arrive, or an answer to be taken, before the request is
 	// broken off for another one. Without such need it may take as long as the server allows.
 	bodyGrace = 5 * time.Second
+
+	// answerGrace is how long an answer has at least, since what it tells was done. It is short enough
+	// for whoever waits for memory.
+	answerGrace = longestBodyWait / 2
 )
 
 // newBodies bounds the bytes of all bodies.
@@ -126,7 +130,7 @@ func (call *Call) dispose(c *gin.Context) {
 	secret.Bytes(call.body).Zero()
 	if call.memory != nil {
 		connection := http.NewResponseController(c.Writer)
-		call.memory.Offer(func() { _ = connection.SetWriteDeadline(time.Unix(1, 0)) })
+		call.memory.Offer(answerGrace, func() { _ = connection.SetWriteDeadline(time.Unix(1, 0)) })
 	}
 }
 
