@@ -74,7 +74,8 @@ type Config struct {
 // Schedule takes the backups of a deployment.
 type Schedule struct {
 	Config
-	commits *commits.Shipper
+	commits *commits.Shipper // nil unless the store is embedded, so that no other process takes backups
+	by      string           // random id of the last attempt of this process
 
 	mu       sync.Mutex
 	failures map[Step]uint64
@@ -191,7 +192,10 @@ func (s *Schedule) update(ctx context.Context, change func(*row) error) error {
 
 // due reports whether a backup is to be begun.
 func (s *Schedule) due(r row, now time.Time) bool {
-	if left := r.Until.Sub(now); left > 0 && left <= lastPause { // a longer one is of a clock that was wrong
+	// Beside a log of commits there is one process: another claim is of a process that has ended, or of
+	// the server whose backup this store was restored from.
+	ended := s.commits != nil && r.By != s.by
+	if left := r.Until.Sub(now); left > 0 && left <= lastPause && !ended { // a longer one is of a clock that was wrong
 		return false
 	}
 	age := now.Sub(r.Taken)
@@ -247,6 +251,7 @@ func (s *Schedule) claim(ctx context.Context) (*claimed, error) {
 	if errors.Is(err, errNotDue) {
 		return nil, nil
 	}
+	s.by = c.By
 	return c, err
 }
 
