@@ -107,7 +107,7 @@ func (s *shippingSite) awaitSegments(n int) {
 func (s *shippingSite) serveBackedUp(n int) (url string, end func()) {
 	s.t.Helper()
 	url, end = s.serve(s.at)
-	patience := time.After(8 * time.Minute) // a restored store may wait for the end of a claim, five minutes
+	patience := time.After(2 * time.Minute)
 	for len(s.backups()) < n {
 		select {
 		case <-time.After(50 * time.Millisecond):
@@ -152,9 +152,14 @@ func TestARestoreToATimeBetweenTwoCommits(t *testing.T) {
 	replace("third")
 	s.awaitSegments(1)
 	end()
+	shipped := len(s.segments())
 	url, end = s.serve(s.at)
 	c = s.connect(url, s.tenant)
 	replace("fourth") // in a segment of its own
+	end()
+	url, end = s.serve(s.at) // so that the checkpoint is of after that
+	checkpoint := s.path("checkpoint")
+	must(t, os.WriteFile(checkpoint, []byte(mustRun(t, "audit", "checkpoint", "--url", url, "--api-key", s.systemKey())), 0o600))
 	end()
 	gap := betweenSeconds()
 
@@ -198,7 +203,31 @@ func TestARestoreToATimeBetweenTwoCommits(t *testing.T) {
 	if out, err := s.restore("unknown", at); err != nil || !strings.Contains(out, last) || !strings.Contains(out, "API_KEY_SUSPENDED") || !strings.Contains(out, "All sessions have ended") {
 		t.Errorf("with a changed segment: %v\n%s", err, out)
 	}
+
 	must(t, s.bucket.Put(t.Context(), last, whole))
+
+	// Whoever holds the bucket cuts off the end. There is still a commit from after the time.
+	cut := make(map[string][]byte)
+	for _, name := range segments[shipped:] {
+		cut[name], err = s.bucket.Get(t.Context(), name)
+		must(t, err)
+		must(t, s.bucket.Delete(t.Context(), name))
+	}
+	if out, err := s.restore("cut", at, "--since", checkpoint); err != nil || !strings.Contains(out, "which the checkpoint of --since knows") ||
+		!strings.Contains(out, "CREDENTIAL_DELETED "+s.ids[1]) || !strings.Contains(out, "All sessions have ended") {
+		t.Errorf("with an end that was cut off: %v\n%s", err, out)
+	}
+	for name, content := range cut {
+		must(t, s.bucket.Put(t.Context(), name, content))
+	}
+	if out, err := s.restore("not cut", at, "--since", checkpoint); err != nil || strings.Contains(out, "All sessions have ended") {
+		t.Errorf("with the end that the checkpoint knows: %v\n%s", err, out)
+	}
+	foreign := s.path("foreign")
+	must(t, os.WriteFile(foreign, []byte("latticekeep.dev/log/other/1\n"), 0o600))
+	if _, err := s.restore("refused", at, "--since", foreign); err == nil || !strings.Contains(err.Error(), "is no checkpoint of this log") {
+		t.Error("with a file that is no checkpoint:", err)
+	}
 
 	if got := unsealed(restored, s.ids[0]); got != "first" {
 		t.Errorf("the value is %q", got)

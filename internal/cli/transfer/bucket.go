@@ -134,12 +134,12 @@ func withDatabase(path string, use func(store.Database) error) error {
 }
 
 // verified verifies a database file that nobody uses, and that its log is the chain.
-func verified(ctx context.Context, path, chain string) (report verify.Report, err error) {
+func verified(ctx context.Context, path string, o verify.Options) (report verify.Report, err error) {
 	db, err := bolt.Open(path, bolt.Options{ReadOnly: true})
 	if err != nil {
 		return report, err
 	}
-	report, err = offline.VerifyStore(ctx, db, verify.Options{Fingerprint: chain})
+	report, err = offline.VerifyStore(ctx, db, o)
 	return report, errors.Join(err, db.Close())
 }
 

@@ -106,7 +106,7 @@ func (f *follower) copyNewest(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	report, err := verified(ctx, made, chain)
+	report, err := verified(ctx, made, verify.Options{Fingerprint: chain})
 	if err != nil {
 		return fmt.Errorf("verifying %s: nothing was put in place: %w", f.newest().name, err)
 	}

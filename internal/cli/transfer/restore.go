@@ -31,8 +31,8 @@ type restoreOptions struct {
 	backupOnly          bool   // do not apply the log of commits
 	chain, identity     string // pinned fingerprints; empty for none
 
-	bucket, toTime, metricsFile string // see restoreToTime and follow
-	revive, follow, promote     bool
+	bucket, toTime, since, metricsFile string // see restoreToTime and follow
+	revive, follow, promote            bool
 }
 
 // restored is the result of a restore.

@@ -45,7 +45,9 @@ from before that time, and the log of commits up to it. Credentials have the
 values of that time. Nothing comes back that was deleted, revoked, removed, demoted
 or signed out since, and users who changed their password since have to reset it by
 mail; --revive leaves that undone. When what happened since is unknown, all sessions
-end, and API keys wait for an owner of their tenant. The log goes on in a new
+end, and API keys wait for an owner of their tenant. Whoever holds the bucket can cut
+off the newest commits: --since FILE, a checkpoint that was kept elsewhere, such as
+the newest anchor, shows that none is missing up to there. The log goes on in a new
 epoch, with signed entries of all that, so the KMS key is needed: that in the
 backup, or the one that --kms-key-file or --kms-url names. The server starts on
 it at once. Stop the old one first, and never start it on the old data again.
@@ -94,6 +96,7 @@ it one that is served, after the other server was stopped for good.`,
 	flags.StringVar(&o.input, "input", "", "backup: a file, the URL of an object such as s3://bucket/name, or - for standard input")
 	flags.StringVar(&o.bucket, "bucket", "", "bucket of the server's backups, as in backup.bucket of its configuration, for --to-time and --follow")
 	flags.StringVar(&o.toTime, "to-time", "", "time to go back to, as 2026-11-25T02:45:00Z")
+	flags.StringVar(&o.since, "since", "", "with --to-time, file with a checkpoint of the log that what happened since must reach")
 	flags.BoolVar(&o.follow, "follow", false, "keep a cold copy in --data-dir within a minute of the server, until it is promoted")
 	flags.StringVar(&o.metricsFile, "metrics-file", "", "with --follow, file for the textfile collector of Prometheus's node exporter")
 	flags.BoolVar(&o.promote, "promote", false, "make the cold copy in --data-dir one that a server serves")
@@ -121,6 +124,8 @@ func (o restoreOptions) check() error {
 		return command.UsageError("--bucket needs --to-time or --follow: for one backup, name its object with --input")
 	case o.revive && o.toTime == "":
 		return command.UsageError("--revive is for --to-time: a restored backup gives back everything that was there when it was taken")
+	case o.since != "" && o.toTime == "":
+		return command.UsageError("--since is for --to-time: compare a restored store with latticekeep audit verify --since")
 	case o.metricsFile != "" && !o.follow:
 		return command.UsageError("--metrics-file is for --follow")
 	}

@@ -49,12 +49,14 @@ func parseTime(text string, now time.Time) (time.Time, error) {
 // toTime restores a deployment as it was at a time.
 type toTime struct {
 	*source
-	at       time.Time
-	base     keptBackup // restored backup
-	restored *restored
-	result   rollback.Result
-	later    verify.Report // newest state that is known; zero if none is
-	unknown  string        // why the later state may lack something
+	at        time.Time
+	base      keptBackup // restored backup
+	restored  *restored
+	result    rollback.Result
+	later     verify.Report    // newest state that is known; zero if none is
+	unknown   string           // why the later state may lack something
+	known     audit.Checkpoint // that --since names: the later state must hold its entries; zero without it
+	sinceText []byte
 
 	// The logs of commits of the restored backup and of the newest one.
 	log, newestLog logs
@@ -95,8 +97,11 @@ func (t *toTime) build(ctx context.Context, work string) error {
 		return err
 	}
 	var err error
-	if t.restored.Report, err = verified(ctx, database, t.restored.From.Header.Chain); err != nil {
+	if t.restored.Report, err = verified(ctx, database, verify.Options{Fingerprint: t.restored.From.Header.Chain}); err != nil {
 		return fmt.Errorf("verifying what was restored: nothing was put in place: %w", err)
+	}
+	if err := t.readSince(); err != nil {
+		return err
 	}
 	if err := t.buildLater(ctx, later); err != nil {
 		return err
@@ -127,6 +132,22 @@ func (t *toTime) build(ctx context.Context, work string) error {
 		return fmt.Errorf("rolling back: nothing was put in place: %w", err)
 	}
 	return t.restored.writeKeys(t.restoreOptions)
+}
+
+// readSince reads the checkpoint that --since names.
+func (t *toTime) readSince() error {
+	if t.since == "" {
+		return nil
+	}
+	kept, err := os.ReadFile(t.since)
+	if err != nil {
+		return fmt.Errorf("reading --since: %w", err)
+	}
+	if t.known, _, err = audit.ParseKept(kept, t.restored.Report.PublicKey); err != nil {
+		return command.UsageError(fmt.Sprintf("--since: %s is no checkpoint of this log: %v", t.since, err))
+	}
+	t.sinceText = kept
+	return nil
 }
 
 // fillBase makes a database of the newest backup that has nothing newer than the time.
@@ -224,8 +245,12 @@ func (t *toTime) buildLater(ctx context.Context, database string) error {
 		}
 		return err
 	})
+	o := verify.Options{Fingerprint: t.restored.From.Header.Chain}
 	if err == nil {
-		t.later, err = verified(ctx, database, t.restored.From.Header.Chain)
+		err = withDatabase(database, func(db store.Database) error { return t.compareSince(ctx, db, &o) })
+	}
+	if err == nil {
+		t.later, err = verified(ctx, database, o)
 	}
 	if err != nil && fault.Of(err) == fault.Unavailable {
 		return fmt.Errorf("reading what happened since: %w", err)
@@ -234,6 +259,23 @@ func (t *toTime) buildLater(ctx context.Context, database string) error {
 		t.unknown, t.later = err.Error(), verify.Report{}
 	}
 	return ctx.Err()
+}
+
+// compareSince says so if the later state ends before the checkpoint of --since. What it does hold is known
+// all the same. Otherwise the verification is to find the checkpoint in it.
+func (t *toTime) compareSince(ctx context.Context, db store.Database, o *verify.Options) error {
+	if t.sinceText == nil {
+		return nil
+	}
+	return db.View(ctx, func(r store.Reader) error {
+		head, err := audit.ReadHead(r)
+		if err == nil && head.Sequence < t.known.Sequence {
+			t.unknown = fmt.Sprintf("it ends before entry %d, which the checkpoint of --since knows", t.known.Sequence)
+			return nil
+		}
+		o.Since = t.sinceText
+		return err
+	})
 }
 
 // missingEnd says why the log that was read may lack its end, which whoever holds the bucket can hide.
