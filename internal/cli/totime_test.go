@@ -258,6 +258,25 @@ func TestARestoreToATimeBetweenTwoCommits(t *testing.T) {
 	}
 }
 
+// Another deployment, whose backups our identity does not open, has them in the same bucket.
+func TestTheBackupsOfAnotherDeploymentAreNotOurs(t *testing.T) {
+	s := newShippingSite(t)
+	_, end := s.serveBackedUp(1)
+	end()
+	at := time.Now()
+	_, chain, _ := strings.Cut(mustRun(t, "audit", "verify", "--store", s.at), "chain: ")
+	chain, _, _ = strings.Cut(chain, "\n")
+	for _, name := range []string{"backup/other/20261125-030000.backup", "backup/other/20261125-030000.backup.sig"} {
+		must(t, s.bucket.Put(t.Context(), name, []byte("sealed for others")))
+	}
+	if _, err := s.restore("refused", at); err == nil || !strings.Contains(err.Error(), "name yours with --fingerprint") {
+		t.Error("with the backups of two deployments:", err)
+	}
+	if out, err := s.restore("pinned", at, "--fingerprint", strings.Fields(chain)[0]); err != nil || !strings.Contains(out, "restored to: ") {
+		t.Errorf("pinned: %v\n%s", err, out)
+	}
+}
+
 // A credential that was deleted since stays deleted, a key that was revoked stays revoked, and the
 // server starts on the result by itself, though its anchor knows more.
 func TestARestoreToATimeKeepsAwayWhatWasTakenAway(t *testing.T) {

@@ -67,17 +67,12 @@ func (s *source) list(ctx context.Context) error {
 	}
 	for chain, backups := range byChain {
 		slices.SortFunc(backups, func(a, b keptBackup) int { return a.began.Compare(b.began) })
-		if s.chain == "" {
-			continue
-		}
-		found := ""
-		err := s.open(ctx, backups[len(backups)-1], func(r *restored) error { found = r.From.Header.Chain; return nil })
-		if err != nil {
-			return err
-		}
-		if found != s.chain {
+		if s.chain != "" && len(byChain) > 1 && !s.areOf(ctx, backups) {
 			delete(byChain, chain)
 		}
+	}
+	if err := ctx.Err(); err != nil {
+		return err
 	}
 	switch len(byChain) {
 	case 0:
@@ -89,6 +84,25 @@ func (s *source) list(ctx context.Context) error {
 		return nil
 	}
 	return command.UsageError("the bucket has backups of several deployments: name yours with --fingerprint")
+}
+
+// areOf reports whether the newest of these backups that opens is of the pinned chain. Somebody else may
+// have put a newer object beside them.
+func (s *source) areOf(ctx context.Context, backups []keptBackup) bool {
+	for _, b := range slices.Backward(backups) {
+		chain := ""
+		err := s.bucket.Download(ctx, b.name, func(in io.Reader) error {
+			from, err := restore.Open(backup.Split(in), s.identities)
+			if err == nil {
+				chain = from.Header.Chain
+			}
+			return err
+		})
+		if err == nil || ctx.Err() != nil {
+			return chain == s.chain
+		}
+	}
+	return false
 }
 
 func (s *source) newest() keptBackup { return s.backups[len(s.backups)-1] }
