@@ -1,7 +1,6 @@
 package commits
 
 import (
-	"cmp"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -327,41 +326,13 @@ func (r *Reader) Others(ctx context.Context) (others []Later, err error) {
 		if folder == r.prefix {
 			continue
 		}
-		last, err := r.lastName(ctx, folder, names[0])
+		b, err := r.log.Bucket.GetStart(ctx, names[0], statementSize)
 		if err != nil {
 			return nil, err
 		}
-		first, there, err := r.peek(ctx, names[0])
-		if err != nil {
-			return nil, err
-		}
-		end, later, err := r.peek(ctx, last)
-		if err != nil {
-			return nil, err
-		}
-		if known := max(r.reached.Head.Sequence, r.log.From.Sequence); there && first.After.Sequence > known || later && end.After.Sequence > known {
-			others = append(others, Later{folder, cmp.Or(first.Time, end.Time)})
+		s, err := parseStatement(b, r.log.Identity)
+		if err == nil && s.After.Sequence > max(r.reached.Head.Sequence, r.log.From.Sequence) {
+			others = append(others, Later{folder, s.Time})
 		}
 	}
-}
-
-// lastName returns the last name in the folder of a log, given the first.
-func (r *Reader) lastName(ctx context.Context, folder, first string) (string, error) {
-	for last := first; ; {
-		names, err := r.log.Bucket.ListAfter(ctx, folder, last, 1000)
-		if err != nil || len(names) == 0 {
-			return last, err
-		}
-		last = names[len(names)-1]
-	}
-}
-
-// peek reads the statement of an object. There is none in one that the deployment did not write.
-func (r *Reader) peek(ctx context.Context, name string) (s statement, there bool, err error) {
-	b, err := r.log.Bucket.GetStart(ctx, name, statementSize)
-	if err != nil {
-		return s, false, err
-	}
-	s, err = parseStatement(b, r.log.Identity)
-	return s, err == nil, nil
 }
