@@ -102,6 +102,7 @@ var access = map[string]string{
 
 	"v2 queryAuditLog":     "audit:read!",
 	"v2 getAuditEntry":     "audit:read!",
+	"v2 findNames":         "audit:names!",
 	"v2 getReviews":        "audit:read!",
 	"v2 createReview":      "user+audit:read!",
 	"v2 getReviewNote":     "audit:read!",
@@ -126,7 +127,7 @@ var roles = map[string]string{
 	"owner":   servertest.EveryScope,
 	"admin":   servertest.EveryScope,
 	"member":  "vault:read vault:write crypto:encrypt crypto:decrypt crypto:sign crypto:verify keys:read",
-	"auditor": "crypto:verify keys:read audit:read compliance:read",
+	"auditor": "crypto:verify keys:read audit:read audit:names compliance:read",
 }
 
 // operation is one of the contracts', that a caller has to do with.

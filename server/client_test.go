@@ -354,6 +354,9 @@ func (o *tour) membersThrough(t *testing.T) {
 	if joined.User.Role != "member" || changed.User.Role != "auditor" || changed.User.UserId != joined.User.UserId {
 		t.Errorf("joined %+v, changed %+v", joined, changed)
 	}
+	if called := answered(owner.V2.FindNames(ctx, joined.User.UserId))(t); len(called.Names) != 1 || called.Names[0].Name != string(joined.User.Email) {
+		t.Errorf("%+v", called)
+	}
 	waiting := answered(owner.V2.GetReviews(ctx))(t)
 	review := answered(owner.V2.CreateReview(ctx, v2.ReviewRequest{Subject: v2.ReviewSubjectDenials, From: &waiting.From, To: &waiting.To, Note: pointer("seen")}))(t)
 	if review.Sequence == 0 || review.Denials != waiting.Denials {

@@ -54,6 +54,11 @@ func (v *V2) GetAuditEntry(ctx context.Context, sequence int64) (*v2.AuditEntryA
 	return do[v2.AuditEntryAnswer](ctx, v.transport, get("/api/v2/audit/entries/{sequence}", strconv.FormatInt(sequence, 10)))
 }
 
+// FindNames returns what up to 200 ids of entries are called. It leaves out ids without a name.
+func (v *V2) FindNames(ctx context.Context, ids ...string) (*v2.NameList, error) {
+	return do[v2.NameList](ctx, v.transport, post("/api/v2/audit/names", v2.NamesRequest{Ids: ids}))
+}
+
 // GetReviews returns what waits for a review by the caller.
 func (v *V2) GetReviews(ctx context.Context) (*v2.ReviewsWaiting, error) {
 	return do[v2.ReviewsWaiting](ctx, v.transport, get("/api/v2/audit/reviews"))

@@ -213,6 +213,9 @@ const (
 // single read has [attributeSequence] instead.
 const AttributeTail = "tail"
 
+// AttributeNames is the number of names that a read of the log was told, in the entry of that read.
+const AttributeNames = "names"
+
 // AttributeNote is a salted hash of the note of a review, and its id: hex of a SHA3-256. The note is
 // a row of its own, which can be erased.
 const AttributeNote = "note"

@@ -72,6 +72,7 @@ const (
 	KeysRead       Scope = "keys:read"
 	KeysWrite      Scope = "keys:write"
 	AuditRead      Scope = "audit:read"
+	AuditNames     Scope = "audit:names" // reads what the ids in the log are called
 	ComplianceRead Scope = "compliance:read"
 	AccountAdmin   Scope = "account:admin"
 	SystemAdmin    Scope = "system:admin" // administers the deployment
@@ -82,7 +83,7 @@ const (
 func TenantScopes() []Scope {
 	return []Scope{
 		VaultRead, VaultWrite, CryptoEncrypt, CryptoDecrypt, CryptoSign, CryptoVerify,
-		KeysRead, KeysWrite, AuditRead, ComplianceRead, AccountAdmin,
+		KeysRead, KeysWrite, AuditRead, AuditNames, ComplianceRead, AccountAdmin,
 	}
 }
 
@@ -164,7 +165,7 @@ func (r Role) Scopes() []Scope {
 	case Member:
 		return []Scope{VaultRead, VaultWrite, CryptoEncrypt, CryptoDecrypt, CryptoSign, CryptoVerify, KeysRead}
 	case Auditor:
-		return []Scope{CryptoVerify, KeysRead, AuditRead, ComplianceRead}
+		return []Scope{CryptoVerify, KeysRead, AuditRead, AuditNames, ComplianceRead}
 	}
 	return nil
 }
@@ -191,6 +192,7 @@ const (
 	ListKeys           Action = "list_keys"
 	RotateKey          Action = "rotate_key"
 	ReadAudit          Action = "read_audit"
+	ReadNames          Action = "read_names"
 	ReadProof          Action = "read_proof" // checkpoint, proofs, tiles and the audit key
 	ExportAudit        Action = "export_audit"
 	AcceptRollback     Action = "accept_rollback"
@@ -262,6 +264,7 @@ var rules = map[Action]rule{
 	ListKeys:           {scope: KeysRead, trialed: true},
 	RotateKey:          {scope: KeysWrite},
 	ReadAudit:          {scope: AuditRead, trialed: true},
+	ReadNames:          {scope: AuditNames, trialed: true},
 	ReadProof:          {scope: AuditRead, trialed: true},
 	ExportAudit:        {scope: SystemAdmin},
 	AcceptRollback:     {scope: SystemAdmin},

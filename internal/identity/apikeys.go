@@ -383,3 +383,12 @@ func (s *apiKeys) Authenticate(ctx context.Context, secret string) (Caller, erro
 		Limits:    tenant.Limits,
 	}, nil
 }
+
+// APIKeyName returns the name of an API key of the tenant, and "" if there is none with the id.
+func (s *apiKeys) APIKeyName(r store.Reader, tenant authz.TenantID, id string) (string, error) {
+	if !authz.ValidID(apikey.IDPrefix, id) {
+		return "", nil
+	}
+	row, _, err := s.grants.apiKeys.Find(r, apikey.Name{Tenant: tenant, ID: id})
+	return row.Name, err
+}

@@ -364,3 +364,13 @@ func (s *users) Account(ctx context.Context, p Caller) (Tenant, *User, error) {
 	}
 	return tenant, user, nil
 }
+
+// UserName returns the e-mail address of a user of the tenant, and "" if there is none with the id.
+func (s *users) UserName(r store.Reader, tenant authz.TenantID, id string) (string, error) {
+	if !authz.ValidID(userIDPrefix, id) {
+		return "", nil
+	}
+	var row userRow
+	_, err := s.rows.Get(r, userKey(account{tenant, id}), &row)
+	return row.Email, err
+}

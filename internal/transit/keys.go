@@ -320,3 +320,15 @@ func (t *Transit) survey(ctx context.Context, tenant authz.TenantID) (all []Key,
 	})
 	return all, damaged, nil
 }
+
+// Name returns the name of a key of the tenant, and "" if there is none with the id.
+func (t *Transit) Name(r store.Reader, tenant authz.TenantID, id string) (string, error) {
+	if !authz.ValidID(idPrefix, id) {
+		return "", nil
+	}
+	k, err := t.get(r, tenant, id)
+	if err != nil || k == nil {
+		return "", err
+	}
+	return k.Name, nil
+}

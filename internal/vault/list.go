@@ -322,3 +322,16 @@ func (c *counter) summary() Summary {
 	}
 	return c.Summary
 }
+
+// Name returns the name of a credential of the tenant, expired or not, and "" if there is none with the
+// id.
+func (v *Vault) Name(r store.Reader, tenant authz.TenantID, id string) (string, error) {
+	if !authz.ValidID(idPrefix, id) {
+		return "", nil
+	}
+	found, err := record.Find(r, tenant, id)
+	if err != nil || found == nil {
+		return "", err
+	}
+	return found.Name, nil
+}

@@ -375,6 +375,8 @@ func TestTheLogIsFollowed(t *testing.T) {
 	b.sees("following")
 	p.seal(o, "while watching", "token", "token", "t", 30)
 	b.sees("Credential sealed")
+	b.sees("while watching") // its name, which the entry does not have
+	b.sees("fred@example.org")
 	b.press("Pause")
 	b.sees("Following is paused.")
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit/guard"
 	"github.com/latticekeep/latticekeep/internal/audit/reader"
 	"github.com/latticekeep/latticekeep/internal/audit/writer"
+	"github.com/latticekeep/latticekeep/internal/names"
 	"github.com/latticekeep/latticekeep/server/gate"
 )
 
@@ -20,6 +21,7 @@ import (
 type auditAPI struct {
 	audit     *writer.Log
 	reader    *reader.Reader
+	names     *names.Names
 	guard     *guard.Guard
 	now       func() time.Time
 	exporting sync.Mutex // held while an export is written
@@ -77,5 +79,24 @@ func (a *auditAPI) GetAuditEntry(c *gin.Context, sequence int64) {
 			return nil, err
 		}
 		return auditEntry{true, e}, nil
+	})
+}
+
+// FindNames returns what ids of entries are called.
+func (a *auditAPI) FindNames(c *gin.Context) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body api.NamesRequest
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		found, err := a.names.Of(ctx, call.Principal(), body.Ids)
+		if err != nil {
+			return nil, err
+		}
+		answer := api.NameList{Success: true, Names: make([]api.Name, len(found))}
+		for i, n := range found {
+			answer.Names[i] = api.Name{Id: n.ID, Type: api.NameType(n.Type), Name: n.Name}
+		}
+		return answer, nil
 	})
 }

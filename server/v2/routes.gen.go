@@ -35,6 +35,9 @@ type ServerInterface interface {
 	// QueryAuditLog Read the audit chain
 	// (GET /api/v2/audit/logs)
 	QueryAuditLog(c *gin.Context, params QueryAuditLogParams)
+	// FindNames Find out what ids are called
+	// (POST /api/v2/audit/names)
+	FindNames(c *gin.Context)
 	// ProveConsistency Prove that the log only grew
 	// (GET /api/v2/audit/proof/consistency)
 	ProveConsistency(c *gin.Context, params ProveConsistencyParams)
@@ -471,6 +474,19 @@ func (siw *ServerInterfaceWrapper) QueryAuditLog(c *gin.Context) {
 	}
 
 	siw.Handler.QueryAuditLog(c, params)
+}
+
+// FindNames operation middleware
+func (siw *ServerInterfaceWrapper) FindNames(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.FindNames(c)
 }
 
 // ProveConsistency operation middleware
@@ -2178,6 +2194,7 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.POST(options.BaseURL+"/api/v2/system/kms/rewrap", wrapper.RewrapKeys)
 	router.POST(options.BaseURL+"/api/v2/system/kms/destroy", wrapper.DestroyKMSKey)
 	router.GET(options.BaseURL+"/api/v2/audit/logs", wrapper.QueryAuditLog)
+	router.POST(options.BaseURL+"/api/v2/audit/names", wrapper.FindNames)
 	router.GET(options.BaseURL+"/api/v2/audit/reviews", wrapper.GetReviews)
 	router.POST(options.BaseURL+"/api/v2/audit/reviews", wrapper.CreateReview)
 	router.DELETE(options.BaseURL+"/api/v2/audit/review-notes/:note_id", wrapper.EraseReviewNote)

@@ -19,6 +19,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fair"
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/keyring"
+	"github.com/latticekeep/latticekeep/internal/names"
 	"github.com/latticekeep/latticekeep/internal/sealingkey"
 	"github.com/latticekeep/latticekeep/internal/transit"
 	"github.com/latticekeep/latticekeep/internal/vault"
@@ -32,6 +33,7 @@ type Services struct {
 	Identity   *identity.Service
 	Audit      *writer.Log
 	Reader     *reader.Reader
+	Names      *names.Names
 	Guard      *guard.Guard
 	Compliance *assessor.Service
 	Reports    Reports // nil if the storage serves the reports itself
@@ -71,7 +73,7 @@ func newEndpoints(c Config) *endpoints {
 		&vaultAPI{c.Vault},
 		&cryptoAPI{c.Transit},
 		&accountAPI{identity: c.Identity, now: c.Now, secureCookies: c.SecureCookies},
-		&auditAPI{audit: c.Audit, reader: c.Reader, guard: c.Guard, tails: newTails(), now: c.Now},
+		&auditAPI{audit: c.Audit, reader: c.Reader, names: c.Names, guard: c.Guard, tails: newTails(), now: c.Now},
 		&backupAPI{Backups: c.Backups, audit: c.Audit, guard: c.Guard, keys: c.Keys, program: c.Program, now: c.Now},
 		&complianceAPI{compliance: c.Compliance, reports: c.Reports, guard: c.Guard, computing: fair.NewSemaphore[authz.TenantID](0, 1)},
 		&clusterAPI{cluster: c.Cluster, guard: c.Guard, keys: c.Keys},
@@ -142,6 +144,7 @@ func Operations() map[string]gate.Operation {
 		"createTenantAPIKey": {Action: authz.CreateTenantAPIKey},
 
 		"queryAuditLog":     {Action: authz.ReadAudit},
+		"findNames":         {Action: authz.ReadNames},
 		"getReviews":        {Action: authz.ReadAudit, Patience: scoreTime},
 		"createReview":      {Action: authz.ReviewLog, Patience: scoreTime},
 		"getReviewNote":     {Action: authz.ReadAudit},

@@ -855,6 +855,30 @@ func (e KMSKeyListSuccess) Valid() bool {
 	}
 }
 
+// Defines values for NameType.
+const (
+	NameTypeApiKey     NameType = "api_key"
+	NameTypeCredential NameType = "credential"
+	NameTypeKey        NameType = "key"
+	NameTypeUser       NameType = "user"
+)
+
+// Valid indicates whether the value is a known member of the NameType enum.
+func (e NameType) Valid() bool {
+	switch e {
+	case NameTypeApiKey:
+		return true
+	case NameTypeCredential:
+		return true
+	case NameTypeKey:
+		return true
+	case NameTypeUser:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for ObjectConditionStatus.
 const (
 	ObjectConditionStatusFalse   ObjectConditionStatus = "False"
@@ -1080,6 +1104,7 @@ func (e RollbackAnswerSuccess) Valid() bool {
 // Defines values for Scope.
 const (
 	ScopeAccountAdmin   Scope = "account:admin"
+	ScopeAuditNames     Scope = "audit:names"
 	ScopeAuditRead      Scope = "audit:read"
 	ScopeComplianceRead Scope = "compliance:read"
 	ScopeCryptoDecrypt  Scope = "crypto:decrypt"
@@ -1098,6 +1123,8 @@ const (
 func (e Scope) Valid() bool {
 	switch e {
 	case ScopeAccountAdmin:
+		return true
+	case ScopeAuditNames:
 		return true
 	case ScopeAuditRead:
 		return true
@@ -2427,6 +2454,30 @@ type MemberList struct {
 	Success     Succeeded    `json:"success"`
 }
 
+// Name defines model for Name.
+type Name struct {
+	Id string `json:"id"`
+
+	// Name What it is called; of a user, the e-mail address.
+	Name string   `json:"name"`
+	Type NameType `json:"type"`
+}
+
+// NameType defines model for Name.Type.
+type NameType string
+
+// NameList defines model for NameList.
+type NameList struct {
+	Names   []Name    `json:"names"`
+	Success Succeeded `json:"success"`
+}
+
+// NamesRequest defines model for NamesRequest.
+type NamesRequest struct {
+	// Ids The ids, as entries have them.
+	Ids []string `json:"ids"`
+}
+
 // ObjectCondition defines model for ObjectCondition.
 type ObjectCondition struct {
 	LastTransitionTime time.Time             `json:"last_transition_time"`
@@ -3390,6 +3441,9 @@ type GetReadinessParams struct {
 
 // CreateAPIKeyJSONRequestBody defines body for CreateAPIKey for application/json ContentType.
 type CreateAPIKeyJSONRequestBody = CreateAPIKeyRequest
+
+// FindNamesJSONRequestBody defines body for FindNames for application/json ContentType.
+type FindNamesJSONRequestBody = NamesRequest
 
 // CreateReviewJSONRequestBody defines body for CreateReview for application/json ContentType.
 type CreateReviewJSONRequestBody = ReviewRequest

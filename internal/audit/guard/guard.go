@@ -276,6 +276,7 @@ var attempts = map[authz.Action]attempt{
 	authz.ListKeys:           {audit.KeyListed, audit.KeyResource},
 	authz.RotateKey:          {audit.KeyRotated, audit.KeyResource},
 	authz.ReadAudit:          {audit.AuditRead, audit.LogResource},
+	authz.ReadNames:          {audit.AuditRead, audit.LogResource},
 	authz.ReadProof:          {audit.ProofRead, audit.LogResource},
 	authz.ExportAudit:        {audit.AuditExported, audit.LogResource},
 	authz.AcceptRollback:     {audit.RollbackAccepted, audit.ChainResource},

@@ -1,7 +1,7 @@
 // The audit log of the tenant: read, followed, and verified in the page.
 import {html, useEffect, useRef, useState} from '../vendor/preact.js';
 import {useAccount} from '../lib/account.js';
-import {get} from '../lib/api.js';
+import {get, post} from '../lib/api.js';
 import {count, deed, number, words} from '../lib/format.js';
 import {Actor, Fingerprint, Outcome, Resource, checkEntry, follow, openLog, verdict} from '../lib/log.js';
 import {Choice, Empty, Facts, Hash, Input, Link, Loaded, Page, Pages, Panel, Skeleton, Table, Tag, Time, Trouble, setQuery, useHere, useLoad} from '../lib/ui.js';
@@ -34,7 +34,7 @@ export function Audit() {
   useEffect(() => { if (!present) live.pause(); }, [present]);
   const listed = log.data?.entries ?? [], newest = listed[0]?.sequence ?? 0;
   const rows = [...live.entries.filter(e => present && e.sequence > newest), ...listed].slice(0, mostRows);
-  const checks = useChecks();
+  const names = useNames(account, rows), checks = useChecks();
   // Without these filters the list has every entry between its first and its last.
   const whole = !['event_type', 'outcome', 'user_id', 'resource_id'].some(name => filters[name]);
   const start = () => {
@@ -55,20 +55,34 @@ export function Audit() {
           ? html`<p>There is none among the newest entries. Older ones have not been looked at yet.</p>`
           : html`<p>Nothing of this kind was done in this time. Widen the filter.</p>`}
         ${Object.values(filters).some(Boolean) && html`<${Link} class="button" to="/audit">Show all<//>`}<//>`
-      : html`<${Table} caption="Audit entries, newest first" rowKey="sequence" rows=${rows} rowClass=${e => e.sequence > newest ? 'new' : ''} columns=${columns(account, checks.verdicts)} />`}
+      : html`<${Table} caption="Audit entries, newest first" rowKey="sequence" rows=${rows} rowClass=${e => e.sequence > newest ? 'new' : ''} columns=${columns(account, names, checks.verdicts)} />`}
       <${Pages} next=${next} shown=${count(rows.length, 'entry', 'entries')} />`}<//>
   <//>`;
 }
 
-const columns = (account, verdicts) => [
+const columns = (account, names, verdicts) => [
   {title: 'Time', class: 'when', cell: e => html`<${Time} at=${e.timestamp} />`},
   {title: 'Event', class: 'whole', cell: e => html`<${Link} to=${'/audit/' + e.sequence}>${deed(e)}<//>`},
   {title: 'Outcome', class: 'fit', cell: e => html`<${Outcome} of=${e.outcome} />`},
-  {title: 'Actor', class: 'whole', cell: e => html`<${Actor} of=${e.actor} mine=${account.user?.user_id} />`},
-  {title: 'Resource', class: 'whole', cell: e => html`<${Resource} of=${e.resource} />`},
+  {title: 'Actor', class: 'whole', cell: e => html`<${Actor} of=${e.actor} mine=${account.user?.user_id} name=${names.get(e.actor.id)} />`},
+  {title: 'Resource', class: 'whole', cell: e => html`<${Resource} of=${e.resource} name=${names.get(e.resource.id)} />`},
   {title: 'Sequence', class: 'number', cell: e => number(e.sequence)},
   ...(verdicts ? [{title: 'Verified here', class: 'whole', cell: e => html`<${Verdict} of=${verdicts.get(e.sequence)} />`}] : []),
 ];
+
+// useNames returns the names of the ids in rows, for those who may read them. An id is asked for once.
+function useNames(account, rows) {
+  const [names, setNames] = useState(new Map()), asked = useRef(new Set());
+  useEffect(() => {
+    const ids = [...new Set(rows.flatMap(e => [e.actor.id, e.resource.id]))].filter(id => id && !asked.current.has(id)).slice(0, 200);
+    if (ids.length === 0 || !account.can('audit:names')) return;
+    ids.forEach(id => asked.current.add(id));
+    post('/api/v2/audit/names', {ids}).then(
+      answer => setNames(known => new Map([...known, ...answer.names.map(n => [n.id, n.name])])),
+      () => ids.forEach(id => asked.current.delete(id))); // the ids say enough until the next rows
+  }, [rows[0]?.sequence, rows.length]);
+  return names;
+}
 
 // ---- filters
 

@@ -33,7 +33,7 @@ const scopes = {
   'vault:read': 'List and unseal credentials', 'vault:write': 'Seal, replace, rotate and delete credentials',
   'crypto:encrypt': 'Encrypt data', 'crypto:decrypt': 'Decrypt data', 'crypto:sign': 'Sign data', 'crypto:verify': 'Verify signatures',
   'keys:read': 'List named keys', 'keys:write': 'Make and rotate named keys',
-  'audit:read': 'Read the audit log', 'compliance:read': 'Read scores and reports', 'account:admin': 'Manage API keys and members',
+  'audit:read': 'Read the audit log', 'audit:names': 'Read what the ids in the audit log are called', 'compliance:read': 'Read scores and reports', 'account:admin': 'Manage API keys and members',
   'system:admin': 'Administer the deployment', 'metrics:read': 'Read the metrics of the deployment',
 };
 

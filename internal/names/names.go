@@ -1,0 +1,96 @@
+// Package names says what the ids of audit entries are called. Entries hold ids alone, so that a name can
+// be forgotten while its history stays. A name is read from the row of whatever bears it, when somebody
+// who may know asks. What has been deleted has none.
+package names
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/identity"
+	"github.com/latticekeep/latticekeep/internal/state"
+	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/transit"
+	"github.com/latticekeep/latticekeep/internal/vault"
+)
+
+// MaxIDs bounds how many ids one question may have: the actors and resources of a page of entries.
+const MaxIDs = 200
+
+// Name is what an id is called.
+type Name struct {
+	ID   string
+	Type string // of resource, as entries name it
+	Name string // of a user the e-mail address
+}
+
+// Names finds names.
+type Names struct {
+	store   store.Store
+	guard   *guard.Guard
+	sources []source
+}
+
+// source reads the names of one type. find returns "" for an id of another type, and for one that the
+// tenant does not have.
+type source struct {
+	resource string
+	find     func(r store.Reader, tenant authz.TenantID, id string) (string, error)
+}
+
+// New returns the names of what these services keep.
+func New(s store.Store, g *guard.Guard, v *vault.Vault, i *identity.Service, t *transit.Transit) *Names {
+	return &Names{store: s, guard: g, sources: []source{
+		{audit.CredentialResource, v.Name},
+		{audit.KeyResource, t.Name},
+		{audit.APIKeyResource, i.APIKeyName},
+		{audit.UserResource, i.UserName},
+	}}
+}
+
+// Of returns the names that ids of p's tenant have, in the order of the ids. It leaves out ids without a
+// name, and ids whose row is damaged. It records the read before it returns. Errors: fault.Forbidden,
+// fault.Invalid for no ids and for more than [MaxIDs], fault.Unavailable.
+func (n *Names) Of(ctx context.Context, p authz.Principal, ids []string) ([]Name, error) {
+	if err := n.guard.Admit(ctx, p, authz.ReadNames); err != nil {
+		return nil, err
+	}
+	if len(ids) == 0 || len(ids) > MaxIDs {
+		return nil, fault.New(fault.Invalid, fmt.Sprintf("ids must have 1 to %d ids", MaxIDs))
+	}
+	ids = slices.Compact(slices.Sorted(slices.Values(ids)))
+	found := []Name{}
+	err := n.store.View(ctx, func(r store.Reader) error {
+		for _, id := range ids {
+			for _, from := range n.sources {
+				name, err := from.find(r, p.Tenant, id)
+				switch {
+				case errors.Is(err, fault.Internal), state.IsRefused(err): // the log is read all the same
+				case err != nil:
+					return err
+				case name != "":
+					found = append(found, Name{id, from.resource, name})
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("reading names: %w", err)
+	}
+	err = n.guard.Record(ctx, audit.Event{
+		Type: audit.AuditRead, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.LogResource},
+		Attributes: map[string]string{audit.AttributeNames: strconv.Itoa(len(found))},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return found, nil
+}
