@@ -4,7 +4,6 @@
 package cli
 
 import (
-	"fmt"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -18,7 +17,6 @@ import (
 	"github.com/latticekeep/latticekeep/internal/cli/seal"
 	"github.com/latticekeep/latticekeep/internal/cli/transfer"
 	"github.com/latticekeep/latticekeep/internal/memory"
-	"github.com/latticekeep/latticekeep/internal/store/format"
 )
 
 // Command returns the program's root command. It writes to the command's own streams, returns
@@ -46,20 +44,3 @@ func Command() *cobra.Command {
 
 // ExitStatus returns the status with which the program ends after a command has returned err.
 func ExitStatus(err error) int { return command.Status(err) }
-
-func newVersionCommand() *cobra.Command {
-	formats := false
-	cmd := &cobra.Command{
-		Use: "version", Short: "Print the version of this program", Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			text := buildinfo.Version() + "\n"
-			if formats {
-				text += fmt.Sprintf("reads store formats: 1 to %d\nwrites store formats: 1 to %d\n", format.Reads, format.Writes)
-			}
-			_, err := fmt.Fprint(cmd.OutOrStdout(), text)
-			return err
-		},
-	}
-	cmd.Flags().BoolVar(&formats, "formats", false, "also print which formats of a store this program reads and writes")
-	return cmd
-}
