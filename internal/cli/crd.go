@@ -43,7 +43,7 @@ type crdOptions struct {
 
 func newCRDCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "crd COMMAND",
+		Use:   "crd",
 		Short: "Keep the custom resource definition of a cluster",
 	}
 	// The API server itself waits 5 seconds before it trusts its replicas to know a new definition.

@@ -16,6 +16,9 @@ import (
 // with [StatusUsage]. A group of commands refuses a command that it does not
 // have, and prints its help without one.
 func Strict(cmd *cobra.Command) {
+	if !cmd.HasParent() {
+		strictHelp(cmd)
+	}
 	args, run := checkArguments(cmd.Args), cmd.RunE
 	if !cmd.Runnable() {
 		cmd.DisableFlagsInUseLine = true
@@ -33,6 +36,31 @@ func Strict(cmd *cobra.Command) {
 	cmd.RunE = func(cmd *cobra.Command, given []string) error { return withHelp(cmd, run(cmd, given)) }
 	for _, c := range cmd.Commands() {
 		Strict(c)
+	}
+}
+
+// strictHelp has root's command help refuse a command that does not exist. Cobra's own prints the usage
+// of the program, and succeeds.
+func strictHelp(root *cobra.Command) {
+	root.InitDefaultHelpCmd()
+	for _, cmd := range root.Commands() {
+		if cmd.Name() != "help" {
+			continue
+		}
+		cmd.Use, cmd.Short = "help [COMMAND...]", "Print the help of a command"
+		cmd.Long = "Help prints what --help after the command prints."
+		cmd.Args, cmd.Run = cobra.ArbitraryArgs, nil
+		cmd.RunE = func(_ *cobra.Command, given []string) error {
+			found, rest, err := root.Find(given)
+			if err == nil {
+				err = checkCommand(found, rest)
+			}
+			if err != nil {
+				return err
+			}
+			found.InitDefaultHelpFlag() // so that the help names the flag
+			return found.Help()
+		}
 	}
 }
 
@@ -134,12 +162,15 @@ func checkNotEmpty(cmd *cobra.Command) (err error) {
 
 // flagError says in our words what pflag says about a flag.
 func flagError(err error) error {
+	var syntax *pflag.InvalidSyntaxError
 	var unknown *pflag.NotExistError
 	var missing *pflag.ValueRequiredError
 	var invalid *pflag.InvalidValueError
 	var parsed *strconv.NumError
 	text := err.Error()
 	switch {
+	case errors.As(err, &syntax):
+		text = fmt.Sprintf("%s is no flag: write it as --name or --name=value", syntax.GetSpecifiedFlag())
 	case errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() == "":
 		text = fmt.Sprintf("there is no flag --%s", unknown.GetSpecifiedName())
 	case errors.As(err, &unknown):
