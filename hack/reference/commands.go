@@ -45,7 +45,7 @@ func describe(b *strings.Builder, cmd *cobra.Command) {
 		}
 	}
 	for _, child := range cmd.Commands() {
-		if child.IsAvailableCommand() && child.Name() != "help" && child.Name() != "completion" {
+		if child.IsAvailableCommand() && child.Name() != "help" {
 			describe(b, child)
 		}
 	}

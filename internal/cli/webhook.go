@@ -57,7 +57,9 @@ names in --client-name; docs/guides/admission.md says how an API server is told 
 	f.StringVar(&o.ClientCAFile, "client-ca-file", "", "authorities that sign the API server's client certificate, PEM (default: none is asked for)")
 	f.StringSliceVar(&o.ClientNames, "client-name", nil, "common name or DNS name of that certificate; may be repeated (default any)")
 	f.StringVar(&o.Log.Level, "log-level", "info", "least severity that is logged: debug, info, warn or error")
+	command.Choices(cmd, "log-level", "debug", "info", "warn", "error")
 	f.StringVar(&o.Log.Format, "log-format", "json", "json, or text for people")
+	command.Choices(cmd, "log-format", "json", "text")
 	command.Duration(cmd, &o.Drain, "drain", 5*time.Second, 0, "how long to go on when told to end, not ready any more, until nobody sends reviews here")
 	for _, name := range []string{"cert-file", "key-file", "token-file"} {
 		_ = cmd.MarkFlagRequired(name) // cannot fail: the flag exists

@@ -10,6 +10,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/api/client"
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
+	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/cli/command"
 )
 
@@ -48,6 +49,7 @@ func NewAPIKeyCommand() *cobra.Command {
 			fmt.Fprintln(out, a.ApiKey)
 		})
 	create.Flags().StringSliceVar(&scopes, "scope", nil, "what the key may do, as vault:read or, with a system key, metrics:read; may be repeated")
+	command.Choices(create, "scope", authz.Scopes()...)
 	create.Flags().StringVar(&tenant, "tenant", "", "tenant of the key, with a system key (default that of the calling key)")
 	command.Int(create, &days, "days", 1, 3650, fmt.Sprintf("lifetime in days, 1 to 3650 (default %d)", defaultKeyDays))
 	create.Flags().BoolVar(&endless, "no-expiry", false, "make a key that never expires; revoke it when nobody needs it any more")

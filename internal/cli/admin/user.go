@@ -9,6 +9,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/api/client"
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
+	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/cli/command"
 )
 
@@ -22,6 +23,7 @@ func NewUserCommand() *cobra.Command {
 			fmt.Fprintln(out, a.InvitationId, "sent, expires", command.Day(&a.ExpiresAt))
 		})
 	invite.Flags().StringVar(&role, "role", "member", "owner, admin, member or auditor")
+	command.Choices(invite, "role", authz.Roles()...)
 	return command.NewGroup("user", "Administer the members of a tenant on a running server",
 		"Administer the members of the calling key's tenant. The key needs the scope account:admin.", &r,
 		invite,

@@ -17,6 +17,7 @@ type Output struct{ form string }
 // Register defines the flag.
 func (o *Output) Register(cmd *cobra.Command, use string) {
 	cmd.Flags().StringVar(&o.form, "output", "text", use+"text for people, or json, whose fields the guide Monitor describes")
+	Choices(cmd, "output", "text", "json")
 }
 
 // Check fails for a form that is none, and for one without a report.

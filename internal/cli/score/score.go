@@ -89,6 +89,7 @@ framework is met: controls that the log has no evidence for are listed as manual
 	flags.StringVar(&o.file, "file", "", "export of the tenant or of the whole log, from its first entry on")
 	flags.StringVar(&o.tenant, "tenant", "", "tenant to judge; needed with an export of the whole log")
 	flags.StringVar(&o.framework, "framework", "", "one of "+frameworks())
+	command.Choices(cmd, "framework", compliance.Frameworks()...)
 	command.Int(cmd, &o.head, "head", 1, audit.MaxInteger, "sequence of the tenant's entry as of which to judge (default its newest)")
 	flags.StringVar(&o.catalogues, "catalogues", "", "folder of catalogues that replace the program's own, as compliance.catalogues of the server")
 	_ = cmd.MarkFlagRequired("framework") // cannot fail: the flag exists
@@ -257,8 +258,10 @@ check what the report says, compute it again: it names the command.`,
 	r.RegisterConnection(cmd)
 	flags := cmd.Flags()
 	flags.StringVar(&framework, "framework", "", "one of "+frameworks())
+	command.Choices(cmd, "framework", compliance.Frameworks()...)
 	command.Int(cmd, &head, "head", 1, audit.MaxInteger, "sequence of the tenant's entry as of which to judge (default its newest)")
 	flags.StringVar(&format, "format", "pdf", "pdf, oscal, or ksi for fedramp")
+	command.Choices(cmd, "format", v2.ComplianceReportFormatPdf, v2.ComplianceReportFormatOscal, v2.ComplianceReportFormatKsi)
 	flags.StringVar(&output, "output", "", "file to write; neither it nor FILE.sig may exist")
 	flags.StringVar(&identity, "identity", "", "fingerprint of the identity that must have signed the report")
 	_ = cmd.MarkFlagRequired("framework") // cannot fail: the flags exist

@@ -66,6 +66,7 @@ file ` + identityFile + ` ("identity: FINGERPRINT") in the folder of -f or --mer
 	f.StringVar(&o.credentialType, "type", "", "credential type, such as database")
 	command.Int(cmd, &o.ttlDays, "ttl-days", 1, v1beta1.MaxTTLDays, "days the vault entry lives after each rotation, 1 to 3650 (default 90)")
 	f.StringVar(&o.scope, "scope", string(v1beta1.ScopeStrict), "where the values open: Strict (this object), Namespace or Cluster")
+	command.Choices(cmd, "scope", v1beta1.ScopeStrict, v1beta1.ScopeNamespace, v1beta1.ScopeCluster)
 	f.StringArrayVar(&o.literals, "from-literal", nil, "`KEY=VALUE`; visible in history and process lists, prefer a file")
 	f.StringArrayVar(&o.files, "from-file", nil, "`[KEY=]PATH`; the key is the file's name by default, and KEY=- reads standard input")
 	f.StringVarP(&o.manifest, "filename", "f", "", "v1 Secret manifest, - for standard input")

@@ -40,6 +40,7 @@ condition says so after it has been applied.`,
 	f.StringVar(&o.namespace, "namespace", "", "namespace that the manifests are for")
 	f.StringVar(&o.name, "name", "", "name that the manifest is for")
 	f.StringVar(&o.scope, "scope", "", "scope that the values must have: Strict, Namespace or Cluster")
+	command.Choices(cmd, "scope", v1beta1.ScopeStrict, v1beta1.ScopeNamespace, v1beta1.ScopeCluster)
 	f.StringVar(&o.keyFile, "key", "", "file with the document of the sealing key that the values must be sealed for")
 	return cmd
 }
