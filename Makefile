@@ -169,6 +169,10 @@ generate: tools helm ## regenerate types and routes from the contracts; deep cop
 	BIN=$(BIN) hack/render-chart.sh
 	go run -trimpath ./hack/reference docs/reference
 
+.PHONY: man
+man: ## write manual pages of all commands into bin/man, dated by the commit
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) go run ./hack/reference -man $(BIN)/man
+
 .PHONY: verify
 verify: tools helm lint-tools docs-tools ## check what is generated, the chart and config/, formatting, vet, lint, imports and go.mod files
 	BIN=$(BIN) hack/verify-generated.sh

@@ -61,7 +61,11 @@ require (
 	sigs.k8s.io/yaml v1.6.0
 )
 
-require go.uber.org/zap v1.28.0 // indirect
+require (
+	github.com/cpuguy83/go-md2man/v2 v2.0.6 // indirect
+	github.com/russross/blackfriday/v2 v2.1.0 // indirect
+	go.uber.org/zap v1.28.0 // indirect
+)
 
 require (
 	cloud.google.com/go/compute/metadata v0.9.0

@@ -1,6 +1,6 @@
 // Command reference writes the pages of docs/reference that are generated from code: configuration,
 // commands, custom resource, chart and REST API. `make generate` runs it at the root of the
-// repository.
+// repository. With -man it writes manual pages of the commands.
 package main
 
 import (
@@ -10,11 +10,17 @@ import (
 )
 
 func main() {
-	if len(os.Args) != 2 {
-		fmt.Fprintln(os.Stderr, "usage: reference FOLDER")
+	var err error
+	switch {
+	case len(os.Args) == 2:
+		err = write(os.Args[1])
+	case len(os.Args) == 3 && os.Args[1] == "-man":
+		err = writeManPages(os.Args[2])
+	default:
+		fmt.Fprintln(os.Stderr, "usage: reference [-man] FOLDER")
 		os.Exit(2)
 	}
-	if err := write(os.Args[1]); err != nil {
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "reference:", err)
 		os.Exit(1)
 	}
