@@ -61,7 +61,7 @@ func TestFlagsComplete(t *testing.T) {
 	if len(all) < 10 {
 		t.Errorf("--scope offers only %q", all)
 	}
-	for _, line := range []string{"reseal ", "audit verify --file ", "import sealed-secrets ", "audit verify --api-key-file "} {
+	for _, line := range []string{"reseal ", "audit verify --file ", "import sealed-secrets ", "audit verify --api-key-file ", "import env "} {
 		if _, files := completed(t, strings.Split(line, " ")...); !files {
 			t.Errorf("%s[Tab] offers no file", line)
 		}

@@ -29,6 +29,9 @@ var numbers = map[string]struct{ args, pointer, reason string }{
 	"audit verify --from":      {"", "paths//api/v2/audit/entries/{sequence}/get/parameters/sequence", ""},
 	"audit verify --to":        {"", "paths//api/v2/audit/entries/{sequence}/get/parameters/sequence", ""},
 	"seal --ttl-days":          {"--from-literal a=b --name x --namespace x --type x", "components/schemas/SealRequest/properties/ttl_days", ""},
+	"import env --ttl-days":    {"", "", "the tests of internal/cli/importer have it sent"},
+	"import json --ttl-days":   {"", "", "likewise"},
+	"import aws --ttl-days":    {"", "", "likewise"},
 	"webhook --drain":          {"", "", "no request has it"},
 	"uninstall --timeout":      {"", "", "no request has it"},
 	"crd apply --timeout":      {"", "", "no request has it"},
@@ -209,7 +212,7 @@ func TestEveryCommandThatCallsAServerTakesItsURLFromTheEnvironment(t *testing.T)
 			t.Errorf("%s --%s is required, whatever the environment says", cmd.CommandPath(), f.Name)
 		}
 	})
-	for _, name := range []string{"seal", "reseal", "import sealed-secrets", "backup", "webhook", "audit verify", "audit export", "audit review", "compliance score", "tenant"} {
+	for _, name := range []string{"seal", "reseal", "import sealed-secrets", "import env", "backup", "webhook", "audit verify", "audit export", "audit review", "compliance score", "tenant"} {
 		if !taken[name] {
 			t.Errorf("%s takes no URL", name)
 		}

@@ -24,16 +24,6 @@ import (
 	"github.com/latticekeep/latticekeep/internal/sealing"
 )
 
-func NewImportCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "import",
-		Short: "Turn the manifests of other tools into SealedCredentials",
-		Args:  cobra.NoArgs,
-	}
-	cmd.AddCommand(newImportSealedSecretsCommand())
-	return cmd
-}
-
 // importOptions are the flags of latticekeep import sealed-secrets.
 type importOptions struct {
 	keys                   []string // files of the old controller's backup
@@ -41,11 +31,12 @@ type importOptions struct {
 	source                 sealOptions // source of the sealing key
 }
 
-func newImportSealedSecretsCommand() *cobra.Command {
+// NewImportCommand returns the import of SealedSecrets, for the group of all imports.
+func NewImportCommand() *cobra.Command {
 	var o importOptions
 	cmd := &cobra.Command{
 		Use:   "sealed-secrets FILE...",
-		Short: "Seal the values of SealedSecret manifests again, for the vault",
+		Short: "Turn SealedSecret manifests into SealedCredentials",
 		Long: `Sealed-secrets reads SealedSecret manifests (bitnami.com/v1alpha1), opens their values with a backup of the old
 controller's keys, and writes a SealedCredential for each, sealed for the vault. The scope stays what it was: strict
 becomes Strict, namespace-wide Namespace, and cluster-wide Cluster. The Secret keeps its name, type, labels and

@@ -106,7 +106,7 @@ func importSealed(t *testing.T, stdin string, args ...string) (stdout, stderr st
 	cmd.SetIn(strings.NewReader(stdin))
 	cmd.SetOut(&out)
 	cmd.SetErr(&errs)
-	cmd.SetArgs(append([]string{"sealed-secrets"}, args...))
+	cmd.SetArgs(args)
 	err = cmd.ExecuteContext(t.Context())
 	said := out.String() + errs.String()
 	if err != nil {

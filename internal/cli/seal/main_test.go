@@ -15,7 +15,9 @@ import (
 func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"latticekeep": func() {
 		root := &cobra.Command{Use: "latticekeep", SilenceUsage: true, SilenceErrors: true}
-		root.AddCommand(NewSealCommand(), NewResealCommand(), NewImportCommand(), NewValidateCommand())
+		imports := &cobra.Command{Use: "import"}
+		imports.AddCommand(NewImportCommand())
+		root.AddCommand(NewSealCommand(), NewResealCommand(), imports, NewValidateCommand())
 		command.Strict(root)
 		if err := root.Execute(); err != nil {
 			fmt.Fprintln(os.Stderr, "latticekeep:", err)
