@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Progress reports the progress of an export on standard error. A nil Progress reports nothing.
+// Progress reports the progress of a command on standard error. A nil Progress reports nothing.
 type Progress struct {
 	w        io.Writer
 	terminal bool
@@ -113,4 +113,57 @@ func (p *Progress) EndOf(what string) {
 	if p.terminal {
 		_, _ = io.WriteString(p.w, "\n")
 	}
+}
+
+// Reader returns r, and shows how much of it was read. total is its size in bytes; 0: unknown. The
+// line ends with the last byte.
+func (p *Progress) Reader(r io.Reader, what string, total int64) io.Reader {
+	if p == nil {
+		return r
+	}
+	return &reader{Reader: r, p: p, what: what, total: total}
+}
+
+type reader struct {
+	io.Reader
+	p           *Progress
+	what        string
+	read, total int64
+	ended       bool
+}
+
+// Read implements io.Reader.
+func (r *reader) Read(b []byte) (int, error) {
+	n, err := r.Reader.Read(b)
+	r.read += int64(n)
+	if now := time.Now(); err == nil && now.Sub(r.p.shown) >= progressEvery {
+		r.p.shown = now
+		r.show()
+	}
+	if err != nil && !r.ended {
+		r.ended = true
+		r.show()
+		if r.p.terminal {
+			_, _ = io.WriteString(r.p.w, "\n")
+		}
+	}
+	return n, err
+}
+
+func (r *reader) show() {
+	const mega = 1e6
+	if r.total > 0 {
+		r.p.line("%.1f of %.1f MB %s (%d%%)", float64(r.read)/mega, float64(r.total)/mega, r.what, min(100, 100*r.read/r.total))
+		return
+	}
+	r.p.line("%.1f MB %s", float64(r.read)/mega, r.what)
+}
+
+// Size returns the size of a file, and 0 if it is none of a known size.
+func Size(f *os.File) int64 {
+	info, err := f.Stat()
+	if err != nil || !info.Mode().IsRegular() {
+		return 0
+	}
+	return info.Size()
 }

@@ -46,6 +46,8 @@ type Options struct {
 	// Base is the state that the verification continues from; nil means the beginning of the log.
 	// [Store] ignores it and reads the base from the store.
 	Base *audit.Base
+	// Entry is called for each entry that fits the chain, one after another; nil: not called.
+	Entry func()
 
 	linksOnly   bool                                               // skips signatures, so a benchmark can measure their cost
 	entriesOnly bool                                               // replays nothing and verifies only the chain
@@ -283,6 +285,9 @@ func (v *Verifier) linkAll(b *stretch) {
 			}
 			b.items = b.items[:i]
 			return
+		}
+		if v.options.Entry != nil {
+			v.options.Entry()
 		}
 	}
 }

@@ -27,6 +27,8 @@ type Restored struct {
 	// Then changes the store once the backup is in it and is known to be whole, and before it is
 	// verified. id is that of [Restored.Fill]. Nil: nothing.
 	Then func(ctx context.Context, s store.Store, id string) error
+	// Entry is called for each entry of the log that is verified. Nil: not called.
+	Entry func()
 
 	// The results.
 	Rows    uint64
@@ -119,7 +121,7 @@ func (r *Restored) Fill(ctx context.Context, s store.Store, id string) (err erro
 // Verify compares the store with its audit log, and tries the KMS key of the backup, if there is one.
 // also may try others; nil does not.
 func (r *Restored) Verify(ctx context.Context, s store.Store, also func(context.Context, store.Store) error) (err error) {
-	if r.Report, err = offline.VerifyStore(ctx, s, verify.Options{Fingerprint: r.From.Header.Chain, Gentle: r.Gentle}); err != nil {
+	if r.Report, err = offline.VerifyStore(ctx, s, verify.Options{Fingerprint: r.From.Header.Chain, Gentle: r.Gentle, Entry: r.Entry}); err != nil {
 		return err
 	}
 	if at := r.Reached; !at.Time.IsZero() && (r.Report.Sequence != at.Head.Sequence || r.Report.Hash != hex.EncodeToString(at.Head.Hash[:])) {

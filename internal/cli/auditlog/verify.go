@@ -18,6 +18,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/objects"
 	"github.com/latticekeep/latticekeep/internal/offline"
+	"github.com/latticekeep/latticekeep/internal/progress"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
@@ -27,7 +28,7 @@ type verifyOptions struct {
 	command.Pin
 	offline.Deployment
 	file, archive, since string
-	whole                bool
+	whole, progress      bool
 	tenant               string
 	from, to             *uint64
 }
@@ -94,6 +95,8 @@ as in audit.retention.archive.`,
 			if o.to != nil && a.From > a.To {
 				return command.UsageError("--from must not be later than --to")
 			}
+			p := progress.New(cmd.ErrOrStderr(), o.progress)
+			a.Entry = func() { p.AddOf("entries verified") }
 			var report verify.Report
 			var rows *doctor.Examination
 			var proven []string
@@ -110,6 +113,7 @@ as in audit.retention.archive.`,
 			default:
 				return command.UsageError("say which log: --data-dir, --store, --file or --url")
 			}
+			p.EndOf("entries verified")
 			if err != nil {
 				return err
 			}
@@ -138,6 +142,7 @@ as in audit.retention.archive.`,
 	flags.StringVar(&o.tenant, "tenant", "", "with --file: it must be the export of this tenant, as system, whose first entry is also that of the whole log")
 	flags.StringVar(&o.since, "since", "", "file with an older checkpoint, or its text from a report, that the log must go on from")
 	flags.StringVar(&o.archive, "archive", "", "URL of the bucket with the entries that were archived")
+	flags.BoolVar(&o.progress, "progress", false, "show progress although standard error is no terminal")
 	command.Int(cmd, &o.from, "from", 1, audit.MaxInteger, "first sequence to verify")
 	command.Int(cmd, &o.to, "to", 1, audit.MaxInteger, "last sequence to verify")
 	cmd.MarkFlagsMutuallyExclusive("data-dir", "file", "url")

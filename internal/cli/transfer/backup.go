@@ -23,6 +23,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/durable"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/offline"
+	"github.com/latticekeep/latticekeep/internal/progress"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/format"
 )
@@ -70,6 +71,7 @@ latticekeep restore makes a deployment of a backup again.`,
 			if s.Named() {
 				open = func(ctx context.Context) (io.ReadCloser, error) { return backupStopped(ctx, &s, recipient), nil }
 			}
+			c.shown.start(cmd)
 			made, err := writeBackup(cmd.Context(), output, open, c)
 			if err != nil {
 				return err
@@ -150,6 +152,7 @@ that. --verify-with also opens it, and verifies all that is in it.`,
 				return fmt.Errorf("opening the backup: %w", err)
 			}
 			defer f.Close()
+			c.shown.start(cmd)
 			found, err := c.check(cmd.Context(), f, signature)
 			if err != nil {
 				return err
@@ -169,12 +172,14 @@ type checkOptions struct {
 	identity   string // pinned fingerprint; empty for none
 	verifyWith string // file with identities that open the backup; empty for none
 	identities []backup.Identity
+	shown      shown
 }
 
 func (c *checkOptions) register(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.StringVar(&c.identity, "identity", "", "fingerprint of the deployment's identity that must have signed the backup")
 	flags.StringVar(&c.verifyWith, "verify-with", "", "file with the identity that opens the backup, to verify what is in it too")
+	c.shown.register(cmd)
 }
 
 // prepare reads the identities first, so that nothing is written if they are missing.
@@ -220,7 +225,7 @@ func (c checkOptions) check(ctx context.Context, f *os.File, statement []byte) (
 	if _, err := f.Seek(0, io.SeekStart); err != nil {
 		return checked{}, fmt.Errorf("reading the backup again: %w", err)
 	}
-	if err := s.Check(f); err != nil {
+	if err := s.Check(c.shown.Reader(f, "compared with the signature", progress.Size(f))); err != nil {
 		return checked{}, err
 	}
 	if len(c.identities) == 0 {
@@ -240,12 +245,14 @@ func (c checkOptions) open(ctx context.Context, f *os.File, s backup.Statement) 
 		return nil, fmt.Errorf("making room to verify the backup: %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	from, err := restore.Open(f, c.identities)
+	from, err := restore.Open(c.shown.Reader(f, "opened", progress.Size(f)), c.identities)
 	if err != nil {
 		return nil, err
 	}
-	r := &restore.Restored{From: from}
-	if err := r.Into(ctx, filepath.Join(dir, offline.DatabaseFile), nil); err != nil {
+	r := &restore.Restored{From: from, Entry: func() { c.shown.AddOf("entries verified") }}
+	err = r.Into(ctx, filepath.Join(dir, offline.DatabaseFile), nil)
+	c.shown.EndOf("entries verified")
+	if err != nil {
 		return nil, fmt.Errorf("verifying what is in the backup: %w", err)
 	}
 	h := from.Header
@@ -275,7 +282,7 @@ func writeBackup(ctx context.Context, output string, open func(context.Context) 
 			_ = os.Remove(f.Name())
 		}
 	}()
-	statement, err := fetch(ctx, f, open)
+	statement, err := fetch(ctx, f, open, c.shown.Progress)
 	if err == nil {
 		if err = f.Sync(); err == nil {
 			k, err = c.check(ctx, f, statement)
@@ -294,14 +301,14 @@ func writeBackup(ctx context.Context, output string, open func(context.Context) 
 }
 
 // fetch writes the encrypted file to w and returns the statement after it.
-func fetch(ctx context.Context, w io.Writer, open func(context.Context) (io.ReadCloser, error)) (statement []byte, err error) {
+func fetch(ctx context.Context, w io.Writer, open func(context.Context) (io.ReadCloser, error), p *progress.Progress) (statement []byte, err error) {
 	in, err := open(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer in.Close()
 	parts := backup.Split(in)
-	if _, err := io.Copy(w, parts); err != nil {
+	if _, err := io.Copy(w, p.Reader(parts, "written", 0)); err != nil {
 		return nil, err
 	}
 	if parts.Statement() == nil {

@@ -92,7 +92,7 @@ func (s *source) areOf(ctx context.Context, backups []keptBackup) bool {
 	for _, b := range slices.Backward(backups) {
 		chain := ""
 		err := s.bucket.Download(ctx, b.name, func(in io.Reader) error {
-			from, err := restore.Open(backup.Split(in), s.identities)
+			from, err := restore.Open(backup.Split(s.shown.Reader(in, "read", 0)), s.identities)
 			if err == nil {
 				chain = from.Header.Chain
 			}

@@ -17,6 +17,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/objects"
 	"github.com/latticekeep/latticekeep/internal/offline"
+	"github.com/latticekeep/latticekeep/internal/progress"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
@@ -33,6 +34,8 @@ type restoreOptions struct {
 
 	bucket, toTime, since, metricsFile string // see restoreToTime and follow
 	revive, follow, promote            bool
+
+	shown shown
 }
 
 // restored is the result of a restore.
@@ -84,7 +87,15 @@ func restoreTo(ctx context.Context, o restoreOptions, stdin io.Reader) (restored
 		return restored{}, err
 	}
 	r := restored{}
-	err = withInput(ctx, o.input, stdin, func(in io.Reader) error { return r.read(ctx, target, o, in, identities) })
+	r.Entry = func() { o.shown.AddOf("entries verified") }
+	err = withInput(ctx, o.input, stdin, func(in io.Reader) error {
+		size := int64(0)
+		if f, ok := in.(*os.File); ok {
+			size = progress.Size(f)
+		}
+		return r.read(ctx, target, o, o.shown.Reader(in, "read", size), identities)
+	})
+	o.shown.EndOf("entries verified")
 	if err != nil {
 		return restored{}, err
 	}

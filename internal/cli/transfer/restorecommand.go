@@ -64,6 +64,7 @@ it one that is served, after the other server was stopped for good.`,
 			if o.follow {
 				return follow(cmd.Context(), o, cmd.OutOrStdout())
 			}
+			o.shown.start(cmd)
 			if o.promote {
 				text, err := promote(cmd.Context(), o)
 				if err != nil {
@@ -104,6 +105,7 @@ it one that is served, after the other server was stopped for good.`,
 	flags.StringVar(&o.identityFile, "identity-file", "", "file with the identity that opens the backup")
 	flags.StringVar(&o.keyOut, "kms-key-out", "", "file to write the KMS key of the backup to; it must not exist")
 	flags.BoolVar(&o.backupOnly, "backup-only", false, "leave out what was committed after the backup")
+	o.shown.register(cmd)
 	flags.StringVar(&o.chain, "fingerprint", "", "fingerprint of the chain that the backup must be of")
 	flags.StringVar(&o.identity, "identity", "", "fingerprint of the identity that must have signed the backup")
 	cmd.MarkFlagsOneRequired("input", "bucket", "promote")
@@ -126,6 +128,8 @@ func (o restoreOptions) check() error {
 		return command.UsageError("--revive is for --to-time: a restored backup gives back everything that was there when it was taken")
 	case o.since != "" && o.toTime == "":
 		return command.UsageError("--since is for --to-time: compare a restored store with latticekeep audit verify --since")
+	case o.shown.asked && (o.follow || o.promote):
+		return command.UsageError("--progress is for a restore that ends: leave it out with --follow and --promote")
 	case o.metricsFile != "" && !o.follow:
 		return command.UsageError("--metrics-file is for --follow")
 	}
