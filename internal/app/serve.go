@@ -317,7 +317,7 @@ func (p *production) serve(ctx context.Context, l net.Listener, stdout io.Writer
 // development and production. run calls ready once everything else is set up.
 func (s *service) run(ctx context.Context, l net.Listener, config server.Config, ready func()) error {
 	config.Vault, config.Transit, config.Identity, config.Audit, config.Guard, config.Reader, config.Keys, config.Store = s.vault, s.transit, s.identity, s.log, s.guard, s.reader, s.keys, s.store
-	config.Names = names.New(s.store, s.guard, s.vault, s.identity, s.transit)
+	config.Names = names.New(s.store, s.guard, s.identity, s.transit)
 	config.Sealing, config.Custody, config.Recipients = s.sealing, s.custody, s.recipients
 	if s.dev || len(s.recipients) > 0 {
 		config.KMSKeys = s.keyFiles // only for configured recipients, or in development

@@ -46,9 +46,9 @@ type source struct {
 }
 
 // New returns the names of what these services keep.
-func New(s store.Store, g *guard.Guard, v *vault.Vault, i *identity.Service, t *transit.Transit) *Names {
+func New(s store.Store, g *guard.Guard, i *identity.Service, t *transit.Transit) *Names {
 	return &Names{store: s, guard: g, sources: []source{
-		{audit.CredentialResource, v.Name},
+		{audit.CredentialResource, vault.NameOf},
 		{audit.KeyResource, t.Name},
 		{audit.APIKeyResource, i.APIKeyName},
 		{audit.UserResource, i.UserName},

@@ -323,9 +323,9 @@ func (c *counter) summary() Summary {
 	return c.Summary
 }
 
-// Name returns the name of a credential of the tenant, expired or not, and "" if there is none with the
+// NameOf returns the name of a credential of the tenant, expired or not, and "" if there is none with the
 // id.
-func (v *Vault) Name(r store.Reader, tenant authz.TenantID, id string) (string, error) {
+func NameOf(r store.Reader, tenant authz.TenantID, id string) (string, error) {
 	if !authz.ValidID(idPrefix, id) {
 		return "", nil
 	}
