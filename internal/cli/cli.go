@@ -14,6 +14,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/cli/auditlog"
 	"github.com/latticekeep/latticekeep/internal/cli/command"
 	"github.com/latticekeep/latticekeep/internal/cli/importer"
+	"github.com/latticekeep/latticekeep/internal/cli/login"
 	"github.com/latticekeep/latticekeep/internal/cli/score"
 	"github.com/latticekeep/latticekeep/internal/cli/seal"
 	"github.com/latticekeep/latticekeep/internal/cli/transfer"
@@ -36,6 +37,7 @@ func Command() *cobra.Command {
 	root.CompletionOptions.DisableDefaultCmd = true // ours is below
 	root.AddCommand(newServerCommand(), seal.NewSealCommand(), seal.NewResealCommand(), importer.NewCommand(seal.NewImportCommand()), seal.NewValidateCommand(), auditlog.NewCommand(),
 		admin.NewSealingKeyCommand(), admin.NewKMSCommand(), admin.NewTenantCommand(), admin.NewAPIKeyCommand(), admin.NewUserCommand(), transfer.NewBackupCommand(), transfer.NewRestoreCommand(), transfer.NewMigrateCommand(), transfer.NewCompactCommand(), newVersionCommand())
+	root.AddCommand(login.NewCommand(), login.NewLogoutCommand())
 	root.AddCommand(newWebhookCommand(), newCRDCommand(), newUninstallCommand(), score.NewCommand(), auditlog.NewDoctorCommand(app.Diagnose), newCompletionCommand())
 	command.Strict(root)
 	completeFiles(root)

@@ -74,7 +74,7 @@ func TestExitStatusesTellWhatHappened(t *testing.T) {
 		{2, `--config and --dev exclude each other: give one of them; run "latticekeep server --help"`, with("server --dev --config x")},
 		{2, `latticekeep has no command "vault"; run "latticekeep --help"`, with("vault get db")},
 		{2, `latticekeep audit has no command "veify"; did you mean verify?; run "latticekeep audit --help"`, with("audit veify")},
-		{2, `no server: set --url or LATTICEKEEP_URL; run "latticekeep tenant list --help"`, with("tenant list")},
+		{2, `no server: set --url or LATTICEKEEP_URL, or run latticekeep login; run "latticekeep tenant list --help"`, with("tenant list")},
 		{2, "say which log", with("audit verify")},
 		{2, "--tenant is empty", with("audit verify --tenant=")},
 		{2, "the base URL is not one like", with("tenant list --url none", key)},

@@ -152,7 +152,7 @@ func inLine(text []byte, err error) error {
 const variablePrefix = "LATTICEKEEP_"
 
 // otherVariables belong to other commands. A shell may have set them.
-var otherVariables = []string{IdentityVariable, APIKeyVariable, "LATTICEKEEP_URL"}
+var otherVariables = []string{IdentityVariable, APIKeyVariable, "LATTICEKEEP_URL", "LATTICEKEEP_PROFILE"}
 
 // serviceLink matches the variables that Kubernetes sets in every pod of a namespace for a Service
 // whose name begins with latticekeep.

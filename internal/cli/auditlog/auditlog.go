@@ -90,7 +90,7 @@ log says nothing about who wrote it.`,
 	r.RegisterConnection(cmd)
 	cmd.Flags().StringVar(&dir, "data-dir", "", "data directory of a stopped server")
 	cmd.Flags().StringVar(&file, "file", "", "export that begins with the first entry of the log or of a tenant")
-	cmd.MarkFlagsMutuallyExclusive("url", "data-dir", "file")
+	cmd.MarkFlagsMutuallyExclusive("url", "profile", "data-dir", "file")
 	return cmd
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/latticekeep/latticekeep/api/client"
 	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/cli/command"
@@ -111,7 +112,7 @@ prints them, with their quotes.`,
 	flags.StringVar(&o.reason, "reason", "", "with --accept or --remove: why, in 1 to 200 printable ASCII characters; the log keeps it for good")
 	flags.BoolVar(&o.progress, "progress", false, "show progress although standard error is no terminal")
 	cmd.MarkFlagsMutuallyExclusive("explain", "accept", "remove")
-	cmd.MarkFlagsMutuallyExclusive("config", "url", "data-dir", "store")
+	cmd.MarkFlagsMutuallyExclusive("config", "url", "profile", "data-dir", "store")
 	for _, flag := range []string{"password-file", "kms-key-file", "kms-url", "kms-former", "kms-token-file"} {
 		cmd.MarkFlagsMutuallyExclusive("config", flag)
 	}
@@ -134,12 +135,21 @@ func (o *doctorOptions) run(cmd *cobra.Command) error {
 		return o.runRows(cmd)
 	case o.config != "":
 		return o.runConfigured(cmd, ofRows)
+	}
+	if err := o.server.Locate(); err != nil {
+		return err
+	}
+	switch {
 	case o.server.URL == "":
 		return command.UsageError("say which deployment: --config, --url, --data-dir or --store")
 	case ofRows:
 		return command.UsageError("--explain, --accept and --remove need a stopped server: name its store with --config, --data-dir or --store")
 	}
-	report, err := o.ask(cmd.Context(), o.server)
+	c, err := o.server.OpenClient()
+	if err != nil {
+		return err
+	}
+	report, err := ask(cmd.Context(), c)
 	if err != nil {
 		return err
 	}
@@ -179,16 +189,16 @@ func (o *doctorOptions) askOperations(ctx context.Context, listen string) (repor
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2*diagnosis.Limit)
 	defer cancel()
-	report, err = o.ask(ctx, command.Server{URL: "http://" + net.JoinHostPort(host, port)})
+	c, err := client.New("http://" + net.JoinHostPort(host, port))
+	if err != nil {
+		return diagnosis.Report{}, false
+	}
+	report, err = ask(ctx, c.V2)
 	return report, err == nil
 }
 
 // ask returns what a server sees of its parts.
-func (o *doctorOptions) ask(ctx context.Context, server command.Server) (diagnosis.Report, error) {
-	c, err := server.OpenClient()
-	if err != nil {
-		return diagnosis.Report{}, err
-	}
+func ask(ctx context.Context, c *client.V2) (diagnosis.Report, error) {
 	answer, err := c.GetDiagnosis(ctx)
 	if err != nil {
 		return diagnosis.Report{}, fmt.Errorf("asking the server: %w", err)

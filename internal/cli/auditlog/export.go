@@ -52,6 +52,11 @@ the newer entries; the file must link up with the log. Entries that --url has
 fetched but not yet put in order are in FILE.part.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if !o.Named() {
+				if err := o.Locate(); err != nil {
+					return err
+				}
+			}
 			if !o.Named() && o.Server.URL == "" {
 				return command.UsageError("say which log: --data-dir or --store of a stopped server, or --url of a running one")
 			}
@@ -72,11 +77,11 @@ fetched but not yet put in order are in FILE.part.`,
 	flags.StringVar(&o.publicKey, "public-key-out", "", "file to write the log's public key to (PEM)")
 	flags.BoolVar(&o.progress, "progress", false, "show progress although standard error is no terminal")
 	for _, where := range []string{"data-dir", "store"} {
-		cmd.MarkFlagsMutuallyExclusive("url", where)
+		cmd.MarkFlagsMutuallyExclusive("url", "profile", where)
 		cmd.MarkFlagsMutuallyExclusive("whole", where)
 	}
-	cmd.MarkFlagsMutuallyExclusive("url", "kms-key-file")
-	cmd.MarkFlagsMutuallyExclusive("url", "kms-url")
+	cmd.MarkFlagsMutuallyExclusive("url", "profile", "kms-key-file")
+	cmd.MarkFlagsMutuallyExclusive("url", "profile", "kms-url")
 	return cmd
 }
 

@@ -95,6 +95,11 @@ as in audit.retention.archive.`,
 			if o.to != nil && a.From > a.To {
 				return command.UsageError("--from must not be later than --to")
 			}
+			if !o.Named() && o.file == "" {
+				if err := o.Locate(); err != nil {
+					return err
+				}
+			}
 			p := progress.New(cmd.ErrOrStderr(), o.progress)
 			a.Entry = func() { p.AddOf("entries verified") }
 			var report verify.Report
@@ -145,11 +150,11 @@ as in audit.retention.archive.`,
 	flags.BoolVar(&o.progress, "progress", false, "show progress although standard error is no terminal")
 	command.Int(cmd, &o.from, "from", 1, audit.MaxInteger, "first sequence to verify")
 	command.Int(cmd, &o.to, "to", 1, audit.MaxInteger, "last sequence to verify")
-	cmd.MarkFlagsMutuallyExclusive("data-dir", "file", "url")
-	cmd.MarkFlagsMutuallyExclusive("store", "file", "url")
+	cmd.MarkFlagsMutuallyExclusive("data-dir", "file", "url", "profile")
+	cmd.MarkFlagsMutuallyExclusive("store", "file", "url", "profile")
 	for _, key := range []string{"kms-key-file", "kms-url"} {
 		cmd.MarkFlagsMutuallyExclusive(key, "file")
-		cmd.MarkFlagsMutuallyExclusive(key, "url")
+		cmd.MarkFlagsMutuallyExclusive(key, "url", "profile")
 	}
 	cmd.MarkFlagsMutuallyExclusive("archive", "from")
 	cmd.MarkFlagsMutuallyExclusive("archive", "to")

@@ -1,7 +1,10 @@
 package command
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"strings"
 
@@ -9,13 +12,14 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/latticekeep/latticekeep/api/client"
+	"github.com/latticekeep/latticekeep/internal/cli/profile"
 )
 
-// Server holds the address and the API key with which administrative commands call a running
-// server.
+// Server holds the address and the API key with which commands call a running server. Flags go before
+// the environment, and that before the profile of latticekeep login.
 type Server struct {
-	URL, Key, KeyFile string
-	JSON              bool
+	URL, Key, KeyFile, Profile string
+	JSON                       bool
 }
 
 func (r *Server) Register(cmd *cobra.Command) {
@@ -25,11 +29,22 @@ func (r *Server) Register(cmd *cobra.Command) {
 
 // RegisterConnection defines the flags for the server's URL and the API key.
 func (r *Server) RegisterConnection(cmd *cobra.Command) {
-	flags := cmd.PersistentFlags()
-	RegisterURL(flags, &r.URL, "base URL of the server")
-	flags.StringVar(&r.Key, "api-key", "", "API key; other users of this machine may see it (environment: LATTICEKEEP_API_KEY)")
+	r.RegisterKey(cmd, cmd.PersistentFlags(), "base URL of the server")
+}
+
+// RegisterKey is RegisterConnection for flags of the caller's choice.
+func (r *Server) RegisterKey(cmd *cobra.Command, flags *pflag.FlagSet, usage string) {
+	r.RegisterAddress(cmd, flags, usage)
+	flags.StringVar(&r.Key, "api-key", "", "API key; other users of this machine may see it (environment: "+keyVariable+")")
 	flags.StringVar(&r.KeyFile, "api-key-file", "", "file that holds the API key")
-	cmd.MarkFlagsMutuallyExclusive("api-key", "api-key-file")
+	cmd.MarkFlagsMutuallyExclusive("api-key", "api-key-file", "profile")
+}
+
+// RegisterAddress defines the flags for the server's URL only.
+func (r *Server) RegisterAddress(cmd *cobra.Command, flags *pflag.FlagSet, usage string) {
+	RegisterURL(flags, &r.URL, usage)
+	flags.StringVar(&r.Profile, "profile", "", "profile of latticekeep login that names the server (environment: "+profile.Variable+"; default "+profile.Default+")")
+	cmd.MarkFlagsMutuallyExclusive("url", "profile")
 }
 
 // Client returns a client with the API key, which is needed.
@@ -38,23 +53,67 @@ func (r *Server) Client() (*client.V2, error) { return r.open(true) }
 // OpenClient returns a client with the API key, if one is given.
 func (r *Server) OpenClient() (*client.V2, error) { return r.open(false) }
 
-func (r *Server) open(needsKey bool) (*client.V2, error) {
-	key := r.Key
+// Locate completes URL and key from the profile. A command calls it when it needs to know whether
+// there is a server. The key of a profile goes to the URL of that profile only.
+func (r *Server) Locate() error {
+	name := r.Profile
+	if name == "" {
+		if r.Key == "" && r.KeyFile == "" {
+			r.Key = os.Getenv(keyVariable)
+		}
+		if r.URL != "" && (r.Key != "" || r.KeyFile != "") {
+			return nil
+		}
+		name = os.Getenv(profile.Variable)
+	}
+	p, err := profile.Load(cmp.Or(name, profile.Default))
 	switch {
-	case r.KeyFile != "":
+	case err == nil:
+	case name == "" && (errors.Is(err, fs.ErrNotExist) || !hasFolder()):
+		return nil // somebody who has never logged in
+	case errors.Is(err, profile.ErrName), errors.Is(err, fs.ErrNotExist):
+		if errors.Is(err, fs.ErrNotExist) {
+			err = fmt.Errorf("there is no profile %s: run latticekeep login --profile %s --url URL", Printable(name), Printable(name))
+		}
+		return &StatusError{StatusUsage, err}
+	default:
+		return fmt.Errorf("reading the profile: %w", err)
+	}
+	switch {
+	case r.Profile != "": // goes before the environment
+		r.URL, r.Key = p.URL, p.APIKey
+	case r.URL == "":
+		r.URL = p.URL
+	}
+	if r.Key == "" && r.KeyFile == "" && strings.TrimRight(r.URL, "/") == p.URL {
+		r.Key = p.APIKey
+	}
+	return nil
+}
+
+// hasFolder reports whether there is a place for profiles, as there is for every person.
+func hasFolder() bool {
+	_, err := os.UserConfigDir()
+	return err == nil
+}
+
+func (r *Server) open(needsKey bool) (*client.V2, error) {
+	if err := r.Locate(); err != nil {
+		return nil, err
+	}
+	key := r.Key
+	if r.KeyFile != "" {
 		b, err := os.ReadFile(r.KeyFile)
 		if err != nil {
 			return nil, fmt.Errorf("reading the API key: %w", err)
 		}
 		key = strings.TrimSpace(string(b))
-	case key == "":
-		key = os.Getenv("LATTICEKEEP_API_KEY")
 	}
 	switch {
 	case r.URL == "":
-		return nil, UsageError("no server: set --url or " + URLVariable)
+		return nil, UsageError("no server: set --url or " + URLVariable + ", or run latticekeep login")
 	case key == "" && needsKey:
-		return nil, UsageError("no API key: set --api-key-file or LATTICEKEEP_API_KEY")
+		return nil, UsageError("no API key: set --api-key-file or " + keyVariable + ", or run latticekeep login")
 	}
 	var options []client.Option
 	if key != "" {
@@ -67,8 +126,11 @@ func (r *Server) open(needsKey bool) (*client.V2, error) {
 	return c.V2, nil
 }
 
-// URLVariable is the environment variable with the URL of the server.
-const URLVariable = "LATTICEKEEP_URL"
+// Environment variables with the URL of the server and the API key.
+const (
+	URLVariable = "LATTICEKEEP_URL"
+	keyVariable = "LATTICEKEEP_API_KEY"
+)
 
 // RegisterURL defines the flag --url, which every command that calls a server has. Its default is in
 // the environment.

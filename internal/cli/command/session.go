@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"github.com/latticekeep/latticekeep/api/client"
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
@@ -16,10 +15,13 @@ import (
 
 // Session holds the flags of a command that signs in as a user of a running server, to do what no API
 // key may do.
-type Session struct{ URL, Email, PasswordFile string }
+type Session struct {
+	Server              Server
+	Email, PasswordFile string
+}
 
 func (s *Session) Register(cmd *cobra.Command) {
-	RegisterURL(cmd.Flags(), &s.URL, "base URL of the server")
+	s.Server.RegisterAddress(cmd, cmd.Flags(), "base URL of the server")
 	cmd.Flags().StringVar(&s.Email, "email", "", "address of the user who acts")
 	cmd.Flags().StringVar(&s.PasswordFile, "password-file", "", "file with the user's password (default: the command asks for it)")
 	_ = cmd.MarkFlagRequired("email") // cannot fail: the flag exists
@@ -27,14 +29,17 @@ func (s *Session) Register(cmd *cobra.Command) {
 
 // Do signs in, lets act use the session, and signs out.
 func (s *Session) Do(cmd *cobra.Command, act func(context.Context, *client.V2) error) error {
-	if s.URL == "" {
-		return UsageError("no server: set --url or " + URLVariable)
+	if err := s.Server.Locate(); err != nil {
+		return err
+	}
+	if s.Server.URL == "" {
+		return UsageError("no server: set --url or " + URLVariable + ", or run latticekeep login")
 	}
 	password, err := s.password(cmd)
 	if err != nil {
 		return err
 	}
-	c, err := client.New(s.URL)
+	c, err := client.New(s.Server.URL)
 	if err != nil {
 		return &StatusError{StatusUsage, err}
 	}
@@ -57,14 +62,11 @@ func (s *Session) password(cmd *cobra.Command) (string, error) {
 		}
 		return strings.TrimSuffix(strings.TrimSuffix(string(b), "\n"), "\r"), nil
 	}
-	in, ok := cmd.InOrStdin().(*os.File)
-	if !ok || !term.IsTerminal(int(in.Fd())) {
+	b, ok, err := Prompt(cmd, "Password of "+Printable(s.Email))
+	switch {
+	case !ok:
 		return "", UsageError("no password: set --password-file, or run the command in a terminal")
-	}
-	fmt.Fprintf(cmd.ErrOrStderr(), "Password of %s: ", Printable(s.Email))
-	b, err := term.ReadPassword(int(in.Fd()))
-	fmt.Fprintln(cmd.ErrOrStderr())
-	if err != nil {
+	case err != nil:
 		return "", fmt.Errorf("reading the password: %w", err)
 	}
 	return string(b), nil

@@ -66,6 +66,11 @@ framework is met: controls that the log has no evidence for are listed as manual
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var a compliance.Assessment
 			var err error
+			if o.file == "" {
+				if err := o.Locate(); err != nil {
+					return err
+				}
+			}
 			switch {
 			case o.file != "":
 				var v verify.Options
@@ -93,9 +98,9 @@ framework is met: controls that the log has no evidence for are listed as manual
 	command.Int(cmd, &o.head, "head", 1, audit.MaxInteger, "sequence of the tenant's entry as of which to judge (default its newest)")
 	flags.StringVar(&o.catalogues, "catalogues", "", "folder of catalogues that replace the program's own, as compliance.catalogues of the server")
 	_ = cmd.MarkFlagRequired("framework") // cannot fail: the flag exists
-	cmd.MarkFlagsMutuallyExclusive("file", "url")
+	cmd.MarkFlagsMutuallyExclusive("file", "url", "profile")
 	for _, flag := range []string{"tenant", "catalogues", "fingerprint", "public-key"} {
-		cmd.MarkFlagsMutuallyExclusive("url", flag)
+		cmd.MarkFlagsMutuallyExclusive("url", "profile", flag)
 	}
 	return cmd
 }

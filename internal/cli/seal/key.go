@@ -37,12 +37,12 @@ const (
 func (o *sealOptions) keyFlags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&o.keyFile, "key", "", "file with the sealing key document")
-	command.RegisterURL(f, &o.url, "server to fetch the sealing key document from")
+	o.server.RegisterAddress(cmd, f, "server to fetch the sealing key document from")
 	f.BoolVar(&o.fromCluster, "from-cluster", false, "read the sealing key document from the cluster")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig for --from-cluster (default: KUBECONFIG, then ~/.kube/config)")
 	f.StringVar(&o.keyNamespace, "key-namespace", "latticekeep-system", "namespace of the operator for --from-cluster")
 	f.StringVar(&o.identity, "identity", "", "fingerprint of the identity that must have signed the sealing key")
-	cmd.MarkFlagsMutuallyExclusive("key", "url", "from-cluster")
+	cmd.MarkFlagsMutuallyExclusive("key", "url", "profile", "from-cluster")
 }
 
 // document returns the sealing-key document that the flags name, after checking that it can be
@@ -56,8 +56,13 @@ func (o *sealOptions) document(ctx context.Context) (sealing.Document, error) {
 		return doc, err
 	}
 
-	if o.url == "" && !o.fromCluster {
-		return sealing.Document{}, command.UsageError("one of --key, --url and --from-cluster is needed, or " + command.URLVariable)
+	if !o.fromCluster {
+		if err := o.server.Locate(); err != nil {
+			return sealing.Document{}, err
+		}
+	}
+	if o.server.URL == "" && !o.fromCluster {
+		return sealing.Document{}, command.UsageError("one of --key, --url and --from-cluster is needed, or " + command.URLVariable + ", or latticekeep login")
 	}
 	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
 	defer cancel()
@@ -66,7 +71,7 @@ func (o *sealOptions) document(ctx context.Context) (sealing.Document, error) {
 	if o.fromCluster {
 		b, err = readConfigMap(ctx, o.kubeconfig, o.keyNamespace)
 	} else {
-		b, err = fetchDocument(ctx, o.url)
+		b, err = fetchDocument(ctx, o.server.URL)
 	}
 	if err != nil {
 		return sealing.Document{}, err
@@ -206,7 +211,8 @@ type sealOptions struct {
 
 // keySource says where the sealing key comes from, and which identity must have signed it.
 type keySource struct {
-	keyFile, url, kubeconfig, keyNamespace string
-	fromCluster                            bool
-	identity                               string
+	server                            command.Server
+	keyFile, kubeconfig, keyNamespace string
+	fromCluster                       bool
+	identity                          string
 }

@@ -76,7 +76,7 @@ func (o *resealOptions) file(ctx context.Context, c *client.V2, file string, std
 		_, err := fmt.Fprintf(stderr, "skipped: %s has no sealed values\n", file)
 		return err
 	}
-	from := sealOptions{keySource: keySource{url: o.server.URL, identity: o.identity}, beside: file}
+	from := sealOptions{keySource: keySource{server: o.server, identity: o.identity}, beside: file}
 	doc, err := from.document(ctx)
 	if err != nil {
 		return fmt.Errorf("%s: %w", file, err)

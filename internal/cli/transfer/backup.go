@@ -81,9 +81,7 @@ latticekeep restore makes a deployment of a backup again.`,
 		},
 	}
 	flags := cmd.Flags()
-	command.RegisterURL(flags, &r.URL, "base URL of a running server")
-	flags.StringVar(&r.Key, "api-key", "", "API key for --url; other users of this machine may see it (environment: LATTICEKEEP_API_KEY)")
-	flags.StringVar(&r.KeyFile, "api-key-file", "", "file that holds the API key for --url")
+	r.RegisterKey(cmd, flags, "base URL of a running server")
 	command.RegisterStore(cmd, &s, "of a stopped server")
 	command.RegisterKMS(cmd, &s, "KMS key of --data-dir (default "+offline.KMSKeyFileName+" in it) or --store")
 	to.register(cmd)
@@ -91,11 +89,11 @@ latticekeep restore makes a deployment of a backup again.`,
 	flags.StringVar(&output, "output", "", "file to write; neither it nor the one with .sig behind it may exist")
 	_ = cmd.MarkFlagRequired("output") // cannot fail: the flag exists
 	for _, where := range []string{"data-dir", "store"} {
-		cmd.MarkFlagsMutuallyExclusive("url", where)
+		cmd.MarkFlagsMutuallyExclusive("url", "profile", where)
 		cmd.MarkFlagsMutuallyExclusive("api-key", "api-key-file", where)
 	}
-	cmd.MarkFlagsMutuallyExclusive("url", "kms-key-file")
-	cmd.MarkFlagsMutuallyExclusive("url", "kms-url")
+	cmd.MarkFlagsMutuallyExclusive("url", "profile", "kms-key-file")
+	cmd.MarkFlagsMutuallyExclusive("url", "profile", "kms-url")
 	cmd.AddCommand(newBackupKeygenCommand(), newBackupVerifyCommand())
 	return cmd
 }
