@@ -26,11 +26,11 @@ const module = "github.com/latticekeep/latticekeep"
 var ours = map[string]string{
 	".": "internal/cli",
 	"internal/cli": "api/v1beta1 config/crd controllers internal/app internal/config internal/buildinfo internal/cli/admin internal/cli/auditlog internal/cli/command " +
-		"internal/cli/importer internal/cli/login internal/cli/score internal/cli/seal internal/cli/transfer internal/dumps internal/memory internal/store/format",
+		"internal/cli/importer internal/cli/login internal/cli/score internal/cli/seal internal/cli/transfer internal/cli/vault internal/dumps internal/memory internal/store/format",
 	"internal/cli/admin":    "internal/cli/command internal/authz api/client api/openapi/v2",
 	"internal/cli/auditlog": "internal/cli/command internal/config internal/diagnosis api/client api/openapi/v2 internal/doctor internal/export internal/offline internal/progress internal/audit internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/keyring internal/objects internal/state internal/store internal/fault",
 	"internal/cli/importer": "internal/cli/command api/client api/openapi/v2 internal/dotenv internal/progress",
-	"internal/dotenv":       "",
+	"internal/dotenv":       "internal/secret",
 	"internal/cli/score":    "internal/cli/command api/client api/openapi/v2 internal/export internal/durable internal/compliance internal/audit internal/audit/verify internal/keyring internal/dualsig",
 	"internal/cli/seal": "internal/cli/command api/client api/openapi/v2 api/v1alpha1 api/v1beta1 internal/config internal/durable internal/sealing internal/sealedsecrets internal/envelope " +
 		"internal/secret",
@@ -38,6 +38,7 @@ var ours = map[string]string{
 		"internal/keyring internal/store internal/store/bolt internal/store/commit internal/store/format internal/fault",
 	"internal/cli/login":   "internal/cli/command internal/cli/profile api/client api/openapi/v2 internal/secret",
 	"internal/cli/profile": "internal/durable",
+	"internal/cli/vault":   "internal/cli/command api/client api/openapi/v2 internal/dotenv internal/fault internal/generate internal/secret",
 	"internal/cli/command": "internal/cli/profile internal/secret internal/diagnosis api/openapi/v2 api/client internal/offline internal/audit internal/audit/verify internal/dualsig internal/fault",
 	"internal/dumps":       "",
 
@@ -266,7 +267,7 @@ var vendors = map[string]string{
 // pure packages have no context, store, clock, file or network, so that vectors, fuzzers and an offline verifier use the code of the server.
 // (They may import time for its type.)
 var pure = []string{
-	"internal/frame", "internal/envelope", "internal/dualsig", "internal/authz", "internal/generate", "internal/compose", "internal/sealedsecrets",
+	"internal/dotenv", "internal/frame", "internal/envelope", "internal/dualsig", "internal/authz", "internal/generate", "internal/compose", "internal/sealedsecrets",
 }
 
 var impure = []string{"context", "os", "net", "net/http", "log", "log/slog", "database/sql"}

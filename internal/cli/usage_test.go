@@ -146,6 +146,9 @@ func valueOf(f *pflag.Flag) string {
 	case "bool":
 		return "true"
 	case "int":
+		if f.Name == "length" {
+			return "16" // at least
+		}
 		return "1"
 	case "duration":
 		return "1h"

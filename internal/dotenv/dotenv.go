@@ -1,8 +1,8 @@
-// Package dotenv reads .env files.
+// Package dotenv reads and writes .env files.
 //
 // A line is NAME=VALUE, and "export " may stand before it. Empty lines and lines that begin with # say
 // nothing. A value without quotes ends with the line, or before a # that follows a space. One in single
-// quotes is what stands between them; in double quotes \n, \r, \t, \", \\ and \$ are escapes. Both may
+// quotes is what stands between them; in double quotes \n, \r, \t, \", \\, \$ and \` are escapes. Both may
 // go over several lines. Nothing is expanded: $NAME is a part of the value, as passwords have dollars.
 package dotenv
 
@@ -137,8 +137,8 @@ func unquote(text string) (value string, n int, ok bool) {
 			return b.String(), i + 1, true
 		case c == '\\' && quote == '"' && i+1 < len(text):
 			i++
-			if plain := strings.IndexByte(`nrt"\$`, text[i]); plain >= 0 {
-				b.WriteByte("\n\r\t\"\\$"[plain])
+			if plain := strings.IndexByte("nrt\"\\$`", text[i]); plain >= 0 {
+				b.WriteByte("\n\r\t\"\\$`"[plain])
 			} else {
 				b.WriteString(text[i-1 : i+1])
 			}

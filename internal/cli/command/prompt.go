@@ -1,9 +1,12 @@
 package command
 
 import (
+	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
@@ -27,4 +30,28 @@ func Prompt(cmd *cobra.Command, question string) (answer secret.Bytes, ok bool, 
 func terminal(r io.Reader) (*os.File, bool) {
 	f, ok := r.(*os.File)
 	return f, ok && term.IsTerminal(int(f.Fd()))
+}
+
+// Confirm has somebody type a word before something that cannot be undone. When standard input is no
+// terminal, the error says to give --yes.
+func Confirm(cmd *cobra.Command, question, word string) error {
+	in, ok := terminal(cmd.InOrStdin())
+	if !ok {
+		return UsageError("nobody is there to confirm it: give --yes")
+	}
+	fmt.Fprintf(cmd.ErrOrStderr(), "%s: ", question)
+	answer, err := bufio.NewReader(in).ReadString('\n')
+	if err != nil && !errors.Is(err, io.EOF) {
+		return fmt.Errorf("reading the answer: %w", err)
+	}
+	if strings.TrimRight(answer, "\r\n") != word {
+		return UsageError("not confirmed: nothing was done")
+	}
+	return nil
+}
+
+// IsTerminal reports whether a stream is a terminal.
+func IsTerminal(stream any) bool {
+	f, ok := stream.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
 }

@@ -1,0 +1,155 @@
+package vault
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/latticekeep/latticekeep/api/client"
+	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
+	"github.com/latticekeep/latticekeep/internal/cli/command"
+	"github.com/latticekeep/latticekeep/internal/dotenv"
+	"github.com/latticekeep/latticekeep/internal/secret"
+)
+
+// values are those of a credential, by key.
+type values map[string]secret.Bytes
+
+func (v values) zero() {
+	for _, value := range v {
+		value.Zero()
+	}
+}
+
+// strings returns the values for a request or an answer.
+func (v values) strings() map[string]string {
+	out := make(map[string]string, len(v))
+	for key, value := range v {
+		out[key] = string(value)
+	}
+	return out
+}
+
+// opened is a credential with its values.
+type opened struct {
+	id     string
+	values values
+	binary []string // keys of values that are no text, sorted
+}
+
+// open reads a credential by its name or its id.
+func open(ctx context.Context, c *client.V2, name string) (*opened, error) {
+	var answer *v2.UnsealedCredential
+	var err error
+	if isID.MatchString(name) {
+		answer, err = c.UnsealCredential(ctx, name)
+	} else {
+		answer, err = c.UnsealCredentialByName(ctx, name)
+	}
+	if err != nil {
+		if errors.Is(err, client.ErrForbidden) {
+			err = fmt.Errorf("there is no such credential, or it has expired, or this API key may not read it: %w", err)
+		}
+		return nil, fmt.Errorf("reading %s: %w", command.Printable(name), err)
+	}
+	o := &opened{answer.CredentialId, make(values), nil}
+	for key, value := range answer.Values {
+		o.values[key] = secret.Bytes(value)
+	}
+	if answer.BinaryValues != nil {
+		for key, value := range *answer.BinaryValues {
+			o.values[key] = value
+			o.binary = append(o.binary, key)
+		}
+		slices.Sort(o.binary)
+	}
+	return o, nil
+}
+
+func newGetCommand() *cobra.Command {
+	var r command.Server
+	var f command.Format
+	cmd := &cobra.Command{
+		Use:   "get NAME [KEY]",
+		Short: "Read a credential",
+		Long: `Read a credential by its name or its id. With KEY its value goes to standard output
+as it is, byte by byte; only in a terminal a line break follows. Without KEY all
+values are printed, as a table, JSON, YAML or the lines of a .env file.
+
+NAME is that of the newest active credential of the name. Each read is an entry of
+the audit log. The API key needs the scope vault:read.`,
+		Example: `  latticekeep get db password
+  latticekeep get db -o env >.env`,
+		Args: cobra.RangeArgs(1, 2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := f.Check(); err != nil {
+				return err
+			}
+			if len(args) == 2 && cmd.Flags().Changed("output") {
+				return command.UsageError("--output is for all values: leave KEY out, or --output")
+			}
+			c, err := r.Client()
+			if err != nil {
+				return err
+			}
+			o, err := open(cmd.Context(), c, args[0])
+			if err != nil {
+				return err
+			}
+			defer o.values.zero()
+			if len(args) == 2 {
+				return printValue(cmd.OutOrStdout(), o, args[0], args[1])
+			}
+			return o.print(cmd.OutOrStdout(), &f, args[0])
+		},
+	}
+	r.RegisterConnection(cmd)
+	f.Register(cmd, "env")
+	return cmd
+}
+
+func printValue(out io.Writer, o *opened, name, key string) error {
+	value, ok := o.values[key]
+	if !ok {
+		return &command.StatusError{Status: command.StatusRefused, Err: fmt.Errorf("%s has no key %s; it has %s",
+			command.Printable(name), command.Printable(key), strings.Join(slices.Sorted(maps.Keys(o.values)), ", "))}
+	}
+	_, err := out.Write(value)
+	if err == nil && command.IsTerminal(out) {
+		_, err = io.WriteString(out, "\n")
+	}
+	return err
+}
+
+// print writes all values. Only a table tells of those that are no text.
+func (o *opened) print(out io.Writer, f *command.Format, name string) error {
+	if len(o.binary) > 0 && !f.Is("table") {
+		return fmt.Errorf("the value of %s is not text: read it alone with latticekeep get %s %[1]s", o.binary[0], command.Printable(name))
+	}
+	if f.Is("env") {
+		file, err := dotenv.Format(o.values)
+		if err != nil {
+			return err
+		}
+		defer file.Zero()
+		_, err = out.Write(file)
+		return err
+	}
+	return f.Print(out, o.values.strings(), func(out io.Writer) {
+		var rows [][]string
+		for _, key := range slices.Sorted(maps.Keys(o.values)) {
+			text := command.Printable(string(o.values[key]))
+			if slices.Contains(o.binary, key) {
+				text = fmt.Sprintf("(%d bytes that are not text)", len(o.values[key]))
+			}
+			rows = append(rows, []string{key, text})
+		}
+		command.Table(out, "KEY VALUE", rows)
+	})
+}

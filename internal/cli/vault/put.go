@@ -1,0 +1,347 @@
+package vault
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+
+	"github.com/latticekeep/latticekeep/api/client"
+	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
+	"github.com/latticekeep/latticekeep/internal/cli/command"
+	"github.com/latticekeep/latticekeep/internal/dotenv"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/generate"
+	"github.com/latticekeep/latticekeep/internal/secret"
+)
+
+// defaultType is the type of credentials that are made without --type.
+const defaultType = "generic"
+
+// maxInput bounds a file or standard input, in bytes. The server takes less.
+const maxInput = 1 << 20
+
+// target says how values are stored.
+type target struct {
+	credentialType string
+	ttlDays        *int
+	keep           bool // values of other keys stay
+}
+
+func (t *target) register(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&t.credentialType, "type", "", "type of a new credential (default "+defaultType+")")
+	command.Int(cmd, &t.ttlDays, "ttl-days", 1, 3650, "lifetime in days from now, 1 to 3650 (default 90, or as many as the credential had)")
+}
+
+// store makes the credential of a name, or gives it these values as its next version.
+func (t *target) store(ctx context.Context, c *client.V2, name string, given values) (v2.Credential, error) {
+	found, err := find(ctx, c, name)
+	if err != nil {
+		return v2.Credential{}, err
+	}
+	var answer *v2.CredentialAnswer
+	switch {
+	case found == nil:
+		r := v2.SealRequest{Name: name, CredentialType: t.credentialType, Values: given.strings(), TtlDays: t.ttlDays}
+		if r.CredentialType == "" {
+			r.CredentialType = defaultType
+		}
+		answer, err = c.SealCredential(ctx, r, nil)
+	case t.credentialType != "" && t.credentialType != found.CredentialType:
+		return v2.Credential{}, command.UsageError(fmt.Sprintf("%s is of type %s, which stays: leave --type out", command.Printable(name), found.CredentialType))
+	default:
+		r := v2.ReplaceRequest{Values: given.strings(), TtlDays: t.ttlDays}
+		if t.keep {
+			former, err := open(ctx, c, found.CredentialId)
+			if err != nil {
+				return v2.Credential{}, err
+			}
+			defer former.values.zero()
+			for key, value := range former.values {
+				if _, ok := r.Values[key]; !ok {
+					r.Values[key] = string(value)
+				}
+			}
+		}
+		answer, err = c.ReplaceCredential(ctx, found.CredentialId, r)
+	}
+	if err != nil {
+		return v2.Credential{}, fmt.Errorf("storing %s: %w", command.Printable(name), err)
+	}
+	return credentialOf(answer), nil
+}
+
+// sources says where values come from.
+type sources struct{ files, envFiles []string }
+
+func newPutCommand() *cobra.Command {
+	var r command.Server
+	var f command.Format
+	var t target
+	var s sources
+	cmd := &cobra.Command{
+		Use:   "put NAME [KEY=-]...",
+		Short: "Store a credential, or give one new values",
+		Long: `Store values under a name. A credential of that name gets them as its next version,
+in place of ALL that it had, which are gone; --keep keeps those of other keys.
+
+No value is an argument, because others can read the command lines of a machine.
+They come from
+
+  KEY=-              standard input; in a terminal it asks and does not show what
+                     is typed. One line break at the end is left out
+  --from-file        a file, whose bytes are the value
+  --from-env-file    the KEY=VALUE lines of a .env file, - for standard input
+  standard input     a JSON object of strings, if nothing else is given; what
+                     latticekeep get -o json prints
+
+The API key needs the scopes vault:read and vault:write.`,
+		Example: `  latticekeep put db password=-
+  openssl rand -hex 16 | latticekeep put db --keep password=-
+  latticekeep put tls --type tls --from-file tls.crt --from-file key=tls.key`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := f.Check(); err != nil {
+				return err
+			}
+			c, err := r.Client()
+			if err != nil {
+				return err
+			}
+			given, err := s.read(cmd, args[1:])
+			defer given.zero()
+			if err != nil {
+				return err
+			}
+			made, err := t.store(cmd.Context(), c, args[0], given)
+			if err != nil {
+				return err
+			}
+			return f.Print(cmd.OutOrStdout(), made, func(out io.Writer) { printCredentials(out, made) })
+		},
+	}
+	r.RegisterConnection(cmd)
+	f.Register(cmd)
+	t.register(cmd)
+	cmd.Flags().BoolVar(&t.keep, "keep", false, "keep the values of keys that are not given")
+	cmd.Flags().StringArrayVar(&s.files, "from-file", nil, "file with a value, as FILE or KEY=FILE; may be repeated")
+	cmd.Flags().StringArrayVar(&s.envFiles, "from-env-file", nil, "file of KEY=VALUE lines, - for standard input; may be repeated")
+	return cmd
+}
+
+// read returns the values that the command line names. No error quotes an argument that may be a
+// value, or anything that is read.
+func (s *sources) read(cmd *cobra.Command, args []string) (values, error) {
+	all := make(values)
+	add := func(key string, value secret.Bytes) error {
+		if _, ok := all[key]; ok {
+			value.Zero()
+			return command.UsageError("the key " + command.Printable(key) + " is given twice")
+		}
+		all[key] = value
+		if !utf8.Valid(value) {
+			return command.UsageError("the value of " + command.Printable(key) + " is not text in UTF-8: encode it, for example in base64")
+		}
+		return nil
+	}
+	stdin := 0
+	for _, arg := range args {
+		key, value, _ := strings.Cut(arg, "=")
+		if value != "-" || key == "" {
+			return all, command.UsageError("an argument behind NAME is not KEY=-: values are no arguments, since others can read those; give them on standard input or by --from-file")
+		}
+		text, typed, err := command.Prompt(cmd, "Value of "+command.Printable(key))
+		if !typed && err == nil {
+			if stdin++; stdin == 1 {
+				text, err = readAll(cmd.InOrStdin(), "standard input")
+				text = withoutLineBreak(text)
+			}
+		}
+		if err == nil {
+			err = add(key, text)
+		}
+		if err != nil {
+			return all, err
+		}
+	}
+	for _, file := range s.files {
+		key, path, ok := strings.Cut(file, "=")
+		if !ok {
+			key, path = filepath.Base(file), file
+		}
+		text, err := readFile(path)
+		if err == nil {
+			err = add(key, text)
+		}
+		if err != nil {
+			return all, err
+		}
+	}
+	for _, path := range s.envFiles {
+		title := path
+		var text secret.Bytes
+		var err error
+		if path == "-" {
+			stdin++
+			title = "standard input"
+			text, err = readAll(cmd.InOrStdin(), title)
+		} else {
+			text, err = readFile(path)
+		}
+		if err != nil {
+			return all, err
+		}
+		parsed, err := dotenv.Parse(text)
+		text.Zero()
+		if err != nil {
+			return all, &command.StatusError{Status: command.StatusUsage, Err: fmt.Errorf("%s: %w", title, err)}
+		}
+		for _, v := range parsed {
+			if err := add(v.Name, secret.Bytes(v.Value)); err != nil {
+				return all, err
+			}
+		}
+	}
+	switch {
+	case stdin > 1:
+		return all, command.UsageError("standard input holds one value or one file: give the others by --from-file")
+	case len(args)+len(s.files)+len(s.envFiles) > 0 && len(all) == 0:
+		return all, command.UsageError("there are no values in what was given")
+	case len(all) > 0:
+		return all, nil
+	}
+	return all, readObject(cmd, add)
+}
+
+// readObject reads values from a JSON object of strings on standard input.
+func readObject(cmd *cobra.Command, add func(string, secret.Bytes) error) error {
+	if command.IsTerminal(cmd.InOrStdin()) {
+		return command.UsageError("no values: give KEY=-, --from-file or --from-env-file, or a JSON object on standard input")
+	}
+	text, err := readAll(cmd.InOrStdin(), "standard input")
+	defer text.Zero()
+	if err != nil {
+		return err
+	}
+	var object map[string]*string
+	if json.Unmarshal(text, &object) != nil || len(object) == 0 { // the decoder's words may quote a value
+		return command.UsageError("standard input is not a JSON object of strings, such as {\"user\": \"app\"}: give that, or KEY=-, --from-file or --from-env-file")
+	}
+	for key, value := range object {
+		if value == nil {
+			return command.UsageError("the value of " + command.Printable(key) + " is null: give it text, or leave the key out")
+		}
+		if err := add(key, secret.Bytes(*value)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func readFile(path string) (secret.Bytes, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err // the error names the path
+	}
+	defer f.Close()
+	return readAll(f, path)
+}
+
+func readAll(r io.Reader, title string) (secret.Bytes, error) {
+	text, err := io.ReadAll(io.LimitReader(r, maxInput+1))
+	switch {
+	case err != nil:
+		clear(text)
+		return nil, fmt.Errorf("reading %s: %w", title, err)
+	case len(text) > maxInput:
+		clear(text)
+		return nil, command.UsageError(fmt.Sprintf("%s is larger than %d MiB", title, maxInput>>20))
+	}
+	return text, nil
+}
+
+func withoutLineBreak(text secret.Bytes) secret.Bytes {
+	return bytes.TrimSuffix(bytes.TrimSuffix(text, []byte("\n")), []byte("\r"))
+}
+
+func newGenerateCommand() *cobra.Command {
+	var r command.Server
+	var f command.Format
+	var t target
+	var length *int
+	var charset, algorithm string
+	cmd := &cobra.Command{
+		Use:   "generate NAME KEY",
+		Short: "Put a random value or a key pair into a credential",
+		Long: `Make a random value, or a key pair in PEM with its public key under KEY.pub, and store
+it under KEY of the credential NAME. The values of other keys stay; a credential that
+is not there is made. The value is not shown: latticekeep get does that.
+
+The API key needs the scopes vault:read and vault:write.`,
+		Example: `  latticekeep generate db password --length 40
+  latticekeep generate signer key --key-pair ML-DSA-65`,
+		Args: cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := f.Check(); err != nil {
+				return err
+			}
+			spec := generate.Spec{Key: args[1]}
+			if algorithm != "" {
+				spec.KeyPair = &generate.KeyPair{Algorithm: algorithm}
+			} else {
+				spec.Random = &generate.Random{Charset: charset}
+				if length != nil {
+					spec.Random.Length = *length
+				}
+			}
+			c, err := r.Client()
+			if err != nil {
+				return err
+			}
+			made, err := generate.Values([]generate.Spec{spec})
+			defer values(made).zero()
+			if err != nil {
+				return inFlags(err)
+			}
+			t.keep = true
+			stored, err := t.store(cmd.Context(), c, args[0], made)
+			if err != nil {
+				return err
+			}
+			return f.Print(cmd.OutOrStdout(), stored, func(out io.Writer) { printCredentials(out, stored) })
+		},
+	}
+	r.RegisterConnection(cmd)
+	f.Register(cmd)
+	t.register(cmd)
+	command.Int(cmd, &length, "length", 16, 4096, "number of characters, 16 to 4096 (default 32)")
+	cmd.Flags().StringVar(&charset, "charset", "", "characters: Alphanumeric, Hex, Base64URL or ASCII (default Alphanumeric)")
+	cmd.Flags().StringVar(&algorithm, "key-pair", "", "a key pair instead: Ed25519, ECDSA-P256, ECDSA-P384, RSA-3072, RSA-4096, ML-DSA-65 or ML-KEM-768")
+	cmd.MarkFlagsMutuallyExclusive("key-pair", "length")
+	cmd.MarkFlagsMutuallyExclusive("key-pair", "charset")
+	return cmd
+}
+
+// inFlags says of a mistake in a specification which flag has it.
+func inFlags(err error) error {
+	if fault.Of(err) != fault.Invalid {
+		return err
+	}
+	field, text, _ := strings.Cut(err.Error(), ": ")
+	flag := "KEY"
+	switch {
+	case strings.HasSuffix(field, ".charset"):
+		flag = "--charset"
+	case strings.HasSuffix(field, ".algorithm"):
+		flag = "--key-pair"
+	}
+	return &command.StatusError{Status: command.StatusUsage, Err: errors.New(flag + ": " + text)}
+}

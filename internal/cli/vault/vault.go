@@ -1,0 +1,182 @@
+// Package vault provides the commands that read, write and remove credentials of a running server.
+//
+// A credential is given by its name or its id. No value is ever an argument, since other users of a
+// machine see those; values come from standard input, files and the terminal. What the package holds
+// of values it zeroes, except for the strings in requests and answers.
+package vault
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
+	"github.com/latticekeep/latticekeep/internal/cli/command"
+)
+
+// NewCommands returns all commands of the package.
+func NewCommands() []*cobra.Command {
+	return []*cobra.Command{newGetCommand(), newPutCommand(), newListCommand(), newRemoveCommand(), newGenerateCommand(), newReencryptCommand(), newHistoryCommand()}
+}
+
+func newListCommand() *cobra.Command {
+	var r command.Server
+	var f command.Format
+	cmd := &cobra.Command{
+		Use:   "ls [PREFIX]",
+		Short: "List credentials, without their values",
+		Long: `List the credentials whose name begins with PREFIX, or all of them, by name. The API
+key needs the scope vault:read.`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := f.Check(); err != nil {
+				return err
+			}
+			c, err := r.Client()
+			if err != nil {
+				return err
+			}
+			prefix, p := strings.Join(args, ""), v2.ListCredentialsParams{}
+			if prefix != "" {
+				p.Q = &prefix
+			}
+			all := []v2.Credential{} // [] in JSON
+			err = each(cmd.Context(), c, p, func(credential v2.Credential) {
+				if strings.HasPrefix(credential.Name, prefix) {
+					all = append(all, credential)
+				}
+			})
+			if err != nil {
+				return err
+			}
+			slices.SortFunc(all, func(a, b v2.Credential) int {
+				return cmp.Or(strings.Compare(a.Name, b.Name), strings.Compare(a.CredentialId, b.CredentialId))
+			})
+			return f.Print(cmd.OutOrStdout(), all, func(out io.Writer) { printCredentials(out, all...) })
+		},
+	}
+	r.RegisterConnection(cmd)
+	f.Register(cmd)
+	return cmd
+}
+
+func newRemoveCommand() *cobra.Command {
+	var r command.Server
+	var sure bool
+	cmd := &cobra.Command{
+		Use:   "rm NAME",
+		Short: "Delete a credential for good",
+		Long: `Delete a credential with all its values, for good: nothing brings it back but a
+backup. In a terminal you type its name to confirm; elsewhere --yes is needed. The
+API key needs the scopes vault:read and vault:write.`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := r.Client()
+			if err != nil {
+				return err
+			}
+			found, err := mustFind(cmd.Context(), c, args[0])
+			if err != nil {
+				return err
+			}
+			if !sure {
+				name := command.Printable(args[0])
+				if err := command.Confirm(cmd, "Type "+name+" to delete it with all its values for good", args[0]); err != nil {
+					return err
+				}
+			}
+			if err := c.DeleteCredential(cmd.Context(), found.CredentialId); err != nil {
+				return fmt.Errorf("deleting %s: %w", command.Printable(args[0]), err)
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s (%s) deleted\n", command.Printable(found.Name), found.CredentialId)
+			return err
+		},
+	}
+	r.RegisterConnection(cmd)
+	cmd.Flags().BoolVar(&sure, "yes", false, "delete without asking")
+	return cmd
+}
+
+func newReencryptCommand() *cobra.Command {
+	var r command.Server
+	var f command.Format
+	cmd := &cobra.Command{
+		Use:   "reencrypt NAME",
+		Short: "Encrypt a credential again, with the same values",
+		Long: `Have the server encrypt a credential again, under a new key pair, as its next version,
+and delete the old ciphertext. The values stay, and their lifetime starts again. In
+REST this call is rotate. The API key needs the scopes vault:read and vault:write.`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := f.Check(); err != nil {
+				return err
+			}
+			c, err := r.Client()
+			if err != nil {
+				return err
+			}
+			found, err := mustFind(cmd.Context(), c, args[0])
+			if err != nil {
+				return err
+			}
+			answer, err := c.RotateCredential(cmd.Context(), found.CredentialId)
+			if err != nil {
+				return fmt.Errorf("encrypting %s again: %w", command.Printable(args[0]), err)
+			}
+			made := credentialOf(answer)
+			return f.Print(cmd.OutOrStdout(), made, func(out io.Writer) { printCredentials(out, made) })
+		},
+	}
+	r.RegisterConnection(cmd)
+	f.Register(cmd)
+	return cmd
+}
+
+func newHistoryCommand() *cobra.Command {
+	var r command.Server
+	var f command.Format
+	cmd := &cobra.Command{
+		Use:   "history NAME",
+		Short: "List the versions of a credential, without their values",
+		Long: `List what a credential went through, newest first: when each version was encrypted,
+and why. The API key needs the scope vault:read.`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := f.Check(); err != nil {
+				return err
+			}
+			c, err := r.Client()
+			if err != nil {
+				return err
+			}
+			found, err := mustFind(cmd.Context(), c, args[0])
+			if err != nil {
+				return err
+			}
+			answer, err := c.ListCredentialVersions(cmd.Context(), found.CredentialId)
+			if err != nil {
+				return fmt.Errorf("listing the versions of %s: %w", command.Printable(args[0]), err)
+			}
+			return f.Print(cmd.OutOrStdout(), answer.Versions, func(out io.Writer) {
+				var rows [][]string
+				for _, v := range answer.Versions {
+					current := ""
+					if v.Current {
+						current = "current"
+					}
+					rows = append(rows, []string{strconv.FormatInt(v.Version, 10), string(v.Change), v.SealedAt.UTC().Format(time.DateTime), command.Day(&v.ExpiresAt), current})
+				}
+				command.Table(out, "VERSION CHANGE SEALED EXPIRES CURRENT", rows)
+			})
+		},
+	}
+	r.RegisterConnection(cmd)
+	f.Register(cmd)
+	return cmd
+}

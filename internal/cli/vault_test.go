@@ -1,0 +1,207 @@
+package cli
+
+import (
+	"strings"
+	"testing"
+)
+
+// Somebody stores, reads, changes and removes credentials by their names, and no value is an argument
+// or in an error.
+func TestTheCommandLineKeepsCredentials(t *testing.T) {
+	server := start(t, t.TempDir())
+	t.Cleanup(server.end)
+	server.script(`
+env LATTICEKEEP_URL=$BASE
+stdin api-key
+latticekeep login
+latticekeep ls
+stdout '^NAME +TYPE'
+latticekeep ls -o json
+stdout '^\[\]$'
+
+# one value, without the line break that a shell adds
+stdin line
+latticekeep put shop/db user=- --type database --ttl-days 30
+stdout 'shop/db +database +1 +active'
+! stdout app
+latticekeep get shop/db user
+stdout '^app\z'
+! stderr .
+
+# another key: --keep keeps the first, and without it all are replaced
+stdin line
+latticekeep put shop/db --keep password=-
+stdout 'shop/db +database +2'
+latticekeep get shop/db -o json
+cmp stdout both.json
+latticekeep get shop/db -o yaml
+cmp stdout both.yaml
+latticekeep get shop/db
+stdout '^KEY +VALUE'
+stdout '^password +app$'
+stdin both.json
+latticekeep put copy
+latticekeep get copy -o json
+cmp stdout both.json
+stdin line
+latticekeep put copy only=-
+latticekeep get copy -o env
+cmp stdout only.env
+
+# files, and .env from a file and from standard input
+latticekeep put shop/tls --type tls --from-file raw --from-file key=raw
+latticekeep get shop/tls raw
+cmp stdout raw
+latticekeep get shop/tls key
+cmp stdout raw
+latticekeep put shop/env --from-env-file some.env
+latticekeep get shop/env -o env
+cmp stdout written.env
+stdin written.env
+latticekeep put shop/env --from-env-file -
+latticekeep get shop/env -o env
+cmp stdout written.env
+
+# no value is an argument, and none is in an error
+! latticekeep put shop/db password=hunter2
+stderr 'values are no arguments'
+! stderr hunter2
+! latticekeep put shop/db hunter2
+! stderr hunter2
+stdin bad.env
+! latticekeep put shop/db --from-env-file -
+stderr 'standard input: line 2: it has no ='
+! stderr hunter2
+stdin bad.env
+! latticekeep put shop/db
+stderr 'not a JSON object of strings'
+! stderr hunter2
+stdin number.json
+! latticekeep put shop/db
+! stderr hunter2
+! latticekeep put shop/db --from-file binary
+stderr 'the value of binary is not text'
+! latticekeep put shop/db --from-file none
+stderr 'none: no such file'
+stdin line
+! latticekeep put shop/db a=- b=-
+stderr 'standard input holds one value'
+stdin line
+! latticekeep put shop/db a=- --from-file a=raw
+stderr 'the key a is given twice'
+stdin line
+! latticekeep put shop/db --type other a=-
+stderr 'shop/db is of type database'
+latticekeep get shop/db -o json
+cmp stdout both.json
+
+# what is not there, and how it is said
+! latticekeep get shop/db pasword
+stderr 'shop/db has no key pasword; it has password, user'
+! latticekeep get none
+stderr 'reading none: there is no such credential, or'
+! latticekeep history none
+stderr 'there is no credential none'
+! latticekeep get shop/db -o xml
+stderr '--output takes one of table, json, yaml, env'
+! latticekeep get shop/db user -o json
+stderr 'leave KEY out'
+! latticekeep ls -o env
+stderr '--output takes one of table, json, yaml;'
+
+# lists are sorted, by prefix, and show no value
+latticekeep ls shop/
+stdout '(?s)shop/db .*shop/env .*shop/tls '
+! stdout copy
+! stdout app
+latticekeep ls shop/d -o json
+stdout '"name": "shop/db"'
+! stdout 'tls'
+
+# generated values are not shown
+latticekeep generate shop/db token --length 40 --charset Hex
+! stdout '[0-9a-f]{40}'
+latticekeep get shop/db token
+stdout '^[0-9a-f]{40}\z'
+latticekeep get shop/db user
+stdout '^app\z'
+latticekeep generate new key --key-pair Ed25519
+latticekeep get new key
+stdout 'BEGIN PRIVATE KEY'
+latticekeep get new key.pub
+stdout 'BEGIN PUBLIC KEY'
+! latticekeep generate new key --charset Klingon
+stderr '--charset: give it Alphanumeric'
+! latticekeep generate new key --key-pair RSA-1
+stderr '--key-pair: give it Ed25519'
+! latticekeep generate new 'a b'
+stderr 'KEY: give it 1 to 253'
+
+# versions
+latticekeep reencrypt shop/db
+stdout 'shop/db +database +4'
+latticekeep history shop/db
+stdout '(?s)^4 +reencrypted .* current\n3 +rotated.*\n1 +sealed'
+latticekeep history shop/db -o yaml
+stdout 'change: reencrypted'
+
+# deletion asks, and means it
+! latticekeep rm shop/tls
+stderr 'give --yes'
+ttyin -stdin no
+! latticekeep rm shop/tls
+stderr 'Type shop/tls to delete it'
+stderr 'not confirmed: nothing was done'
+latticekeep get shop/tls raw
+ttyin -stdin yes
+latticekeep rm shop/tls
+stdout 'shop/tls \(cred_\w+\) deleted'
+! latticekeep get shop/tls raw
+latticekeep rm copy --yes
+! latticekeep get copy
+
+# in a terminal the value is asked for
+ttyin -stdin line
+latticekeep put typed word=-
+stderr 'Value of word: '
+latticekeep get typed word
+stdout '^app\z'
+ttyin -stdin line
+! latticekeep put typed
+stderr 'no values: give KEY=-'
+
+# two of one name are told apart by their ids
+exec curl -sf $BASE/api/v2/vault/seal -H 'X-API-Key: '$API_KEY -H 'Content-Type: application/json' -d '{"name":"twin","credential_type":"x","values":{"n":"one"}}'
+exec curl -sf $BASE/api/v2/vault/seal -H 'X-API-Key: '$API_KEY -H 'Content-Type: application/json' -d '{"name":"twin","credential_type":"x","values":{"n":"two"}}'
+latticekeep get twin n
+stdout two
+stdin line
+! latticekeep put twin n=-
+stderr '2 credentials have the name twin: give the id of one of them, cred_\w+, cred_'
+latticekeep ls twin -o json
+exec sh ids.sh
+exec sh rest.sh
+stdout 'app$'
+`, map[string]string{
+		"line": "app\n", "both.json": "{\n  \"password\": \"app\",\n  \"user\": \"app\"\n}\n", "both.yaml": "password: app\nuser: app\n",
+		"only.env": "only=app\n", "raw": "-----\nraw\n", "some.env": "# c\nexport A='x y'\nB=\"1\n2\"\n", "written.env": "A='x y'\nB='1\n2'\n",
+		"bad.env": "A=1\nhunter2\n", "number.json": `{"a": hunter2}`, "binary": "\xff\xfe", "no": "shop/db\n", "yes": "shop/tls\n",
+		"ids.sh":  `latticekeep ls twin -o json | grep -o 'cred_[a-z2-7]*' >ids`,
+		"rest.sh": `set -e; one=$(head -1 ids); two=$(tail -1 ids); echo app | latticekeep put $one n=-; latticekeep rm $two --yes; latticekeep get twin n`,
+	}, nil)
+}
+
+// Pages of the list are read to the last, also when some are short.
+func TestAListIsReadToItsEnd(t *testing.T) {
+	server := start(t, t.TempDir())
+	defer server.end()
+	for range 205 {
+		if status, answer := server.call("POST", "/api/v2/vault/seal", `{"name":"many","credential_type":"x","values":{"k":"v"}}`); status != 201 {
+			t.Fatal(status, answer)
+		}
+	}
+	printed, err := run(t, "ls", "m", "--url", server.BaseURL, "--api-key", server.APIKey)
+	if err != nil || strings.Count(printed, "many ") != 205 {
+		t.Errorf("%d of 205 credentials are listed, %v", strings.Count(printed, "many "), err)
+	}
+}
