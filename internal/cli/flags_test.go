@@ -29,6 +29,7 @@ var numbers = map[string]struct{ args, pointer, reason string }{
 	"audit verify --from":      {"", "paths//api/v2/audit/entries/{sequence}/get/parameters/sequence", ""},
 	"audit verify --to":        {"", "paths//api/v2/audit/entries/{sequence}/get/parameters/sequence", ""},
 	"put --ttl-days":           {"x", "", "no request has it before the credential is looked for"},
+	"env push --ttl-days":      {"x", "", "no request has it before the credential is looked for"},
 	"generate --ttl-days":      {"x y", "", "no request has it before the credential is looked for"},
 	"generate --length":        {"x y", "", "the value is made here"},
 	"seal --ttl-days":          {"--from-literal a=b --name x --namespace x --type x", "components/schemas/SealRequest/properties/ttl_days", ""},

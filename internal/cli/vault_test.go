@@ -1,7 +1,13 @@
 package cli
 
 import (
+	"bufio"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -203,5 +209,105 @@ func TestAListIsReadToItsEnd(t *testing.T) {
 	printed, err := run(t, "ls", "m", "--url", server.BaseURL, "--api-key", server.APIKey)
 	if err != nil || strings.Count(printed, "many ") != 205 {
 		t.Errorf("%d of 205 credentials are listed, %v", strings.Count(printed, "many "), err)
+	}
+}
+
+// A program gets the values of credentials in its environment. It is the process that its caller knows:
+// it gets the signals, and its status is seen.
+func TestAProgramRunsWithCredentials(t *testing.T) {
+	server := start(t, t.TempDir())
+	t.Cleanup(server.end)
+	server.script(`
+env LATTICEKEEP_URL=$BASE
+stdin api-key
+latticekeep login
+stdin first.env
+latticekeep env push first
+stdin second.env
+latticekeep env push second
+
+env BOTH=mine KEPT=kept
+latticekeep run --env-from first -- env
+stdout '^A=x y$'
+stdout '^BOTH=first$'
+! stdout '^BOTH=mine$'
+stdout '^KEPT=kept$'
+! stderr .
+latticekeep run --env-from first --env-from second -- sh -c 'printf "%s|" "$A" "$B" "$BOTH"'
+stdout '^x y\|1\n2\|second\|$'
+stdin second.env
+latticekeep run --env-from first cat --help
+exec sh status.sh
+stdout '^7$'
+
+! latticekeep run --env-from none -- env
+stderr 'reading none'
+! stdout .
+! latticekeep run --env-from first --env-from none -- env
+! stdout .
+! latticekeep run --env-from first -- no-such-program hunter2
+stderr 'there is no program no-such-program'
+! stderr hunter2
+! latticekeep run -- env
+stderr '--env-from is needed'
+! latticekeep run --env-from first
+stderr 'latticekeep run needs'
+stdin zero.json
+latticekeep put zero
+! latticekeep run --env-from zero -- env
+stderr 'the value of z in zero has a zero byte'
+! stderr hunter
+! latticekeep env pull zero
+stderr 'the value of z is not text'
+! stderr hunter
+
+latticekeep env pull first
+cmp stdout first.env
+stdin bad.env
+! latticekeep env push first
+stderr 'standard input: line 3: the quote that its value begins with does not end'
+! stderr hunter
+ttyin -stdin bad.env
+! latticekeep env push first
+stderr 'standard input is a terminal'
+stdin second.env
+latticekeep env push first --keep
+latticekeep env pull first
+stdout '^A=.x y.$'
+stdin second.env
+latticekeep env push first
+latticekeep env pull first
+cmp stdout second.env
+`, map[string]string{
+		"first.env": "A='x y'\nBOTH=first\n", "second.env": "B='1\n2'\nBOTH=second\n", "bad.env": "A=1\n\nB='hunter2\n", "zero.json": `{"z": "hunter\u0000"}`,
+		"status.sh": "latticekeep run --env-from first -- sh -c 'exit 7'; echo $?",
+	}, nil)
+}
+
+// A signal that is sent to latticekeep reaches the program that it runs.
+func TestSignalsReachTheProgram(t *testing.T) {
+	server := start(t, t.TempDir())
+	defer server.end()
+	if status, answer := server.call("POST", "/api/v2/vault/seal", `{"name":"s","credential_type":"x","values":{"K":"v"}}`); status != 201 {
+		t.Fatal(status, answer)
+	}
+	program, err := os.Executable()
+	must(t, err)
+	link := filepath.Join(t.TempDir(), "latticekeep")
+	must(t, os.Symlink(program, link))
+	cmd := exec.CommandContext(t.Context(), link, "run", "--env-from", "s", "--", "sh", "-c", `echo "$K"; exec cat`)
+	cmd.Env = append(os.Environ(), "LATTICEKEEP_URL="+server.BaseURL, "LATTICEKEEP_API_KEY="+server.APIKey)
+	_, err = cmd.StdinPipe() // stays open, so that cat goes on
+	must(t, err)
+	out, err := cmd.StdoutPipe()
+	must(t, err)
+	must(t, cmd.Start())
+	if line, err := bufio.NewReader(out).ReadString('\n'); line != "v\n" {
+		t.Fatalf("the program says %q, %v", line, err)
+	}
+	must(t, cmd.Process.Signal(syscall.SIGUSR1))
+	var ended *exec.ExitError
+	if err := cmd.Wait(); !errors.As(err, &ended) || ended.Sys().(syscall.WaitStatus).Signal() != syscall.SIGUSR1 {
+		t.Errorf("it ended with %v, want the signal", err)
 	}
 }

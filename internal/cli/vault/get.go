@@ -127,18 +127,33 @@ func printValue(out io.Writer, o *opened, name, key string) error {
 	return err
 }
 
+func (o *opened) checkText(name string) error {
+	if len(o.binary) == 0 {
+		return nil
+	}
+	return fmt.Errorf("the value of %s is not text: read it alone with latticekeep get %s %[1]s", o.binary[0], command.Printable(name))
+}
+
+// printEnv writes all values as a .env file.
+func (o *opened) printEnv(out io.Writer, name string) error {
+	if err := o.checkText(name); err != nil {
+		return err
+	}
+	file, err := dotenv.Format(o.values)
+	if err != nil {
+		return err
+	}
+	defer file.Zero()
+	_, err = out.Write(file)
+	return err
+}
+
 // print writes all values. Only a table tells of those that are no text.
 func (o *opened) print(out io.Writer, f *command.Format, name string) error {
-	if len(o.binary) > 0 && !f.Is("table") {
-		return fmt.Errorf("the value of %s is not text: read it alone with latticekeep get %s %[1]s", o.binary[0], command.Printable(name))
-	}
 	if f.Is("env") {
-		file, err := dotenv.Format(o.values)
-		if err != nil {
-			return err
-		}
-		defer file.Zero()
-		_, err = out.Write(file)
+		return o.printEnv(out, name)
+	}
+	if err := o.checkText(name); err != nil && !f.Is("table") {
 		return err
 	}
 	return f.Print(out, o.values.strings(), func(out io.Writer) {

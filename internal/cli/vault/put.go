@@ -41,6 +41,10 @@ func (t *target) register(cmd *cobra.Command) {
 	command.Int(cmd, &t.ttlDays, "ttl-days", 1, 3650, "lifetime in days from now, 1 to 3650 (default 90, or as many as the credential had)")
 }
 
+func (t *target) registerKeep(cmd *cobra.Command) {
+	cmd.Flags().BoolVar(&t.keep, "keep", false, "keep the values of keys that are not given")
+}
+
 // store makes the credential of a name, or gives it these values as its next version.
 func (t *target) store(ctx context.Context, c *client.V2, name string, given values) (v2.Credential, error) {
 	found, err := find(ctx, c, name)
@@ -109,32 +113,37 @@ The API key needs the scopes vault:read and vault:write.`,
   latticekeep put tls --type tls --from-file tls.crt --from-file key=tls.key`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := f.Check(); err != nil {
-				return err
-			}
-			c, err := r.Client()
-			if err != nil {
-				return err
-			}
-			given, err := s.read(cmd, args[1:])
-			defer given.zero()
-			if err != nil {
-				return err
-			}
-			made, err := t.store(cmd.Context(), c, args[0], given)
-			if err != nil {
-				return err
-			}
-			return f.Print(cmd.OutOrStdout(), made, func(out io.Writer) { printCredentials(out, made) })
+			return put(cmd, &r, &f, &t, &s, args)
 		},
 	}
 	r.RegisterConnection(cmd)
 	f.Register(cmd)
 	t.register(cmd)
-	cmd.Flags().BoolVar(&t.keep, "keep", false, "keep the values of keys that are not given")
+	t.registerKeep(cmd)
 	cmd.Flags().StringArrayVar(&s.files, "from-file", nil, "file with a value, as FILE or KEY=FILE; may be repeated")
 	cmd.Flags().StringArrayVar(&s.envFiles, "from-env-file", nil, "file of KEY=VALUE lines, - for standard input; may be repeated")
 	return cmd
+}
+
+// put stores the values of s under the name args[0].
+func put(cmd *cobra.Command, r *command.Server, f *command.Format, t *target, s *sources, args []string) error {
+	if err := f.Check(); err != nil {
+		return err
+	}
+	c, err := r.Client()
+	if err != nil {
+		return err
+	}
+	given, err := s.read(cmd, args[1:])
+	defer given.zero()
+	if err != nil {
+		return err
+	}
+	made, err := t.store(cmd.Context(), c, args[0], given)
+	if err != nil {
+		return err
+	}
+	return f.Print(cmd.OutOrStdout(), made, func(out io.Writer) { printCredentials(out, made) })
 }
 
 // read returns the values that the command line names. No error quotes an argument that may be a

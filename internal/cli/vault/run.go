@@ -1,0 +1,143 @@
+package vault
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/latticekeep/latticekeep/internal/cli/command"
+)
+
+func newRunCommand() *cobra.Command {
+	var r command.Server
+	var names []string
+	cmd := &cobra.Command{
+		Use:   "run [--env-from NAME]... -- COMMAND [ARGUMENT]...",
+		Short: "Run a program with the values of credentials in its environment",
+		Long: `Run a program whose environment has the values of credentials, under their keys, and
+what this process has in its own. Of the same key in several the last one counts.
+Nothing is written to disk.
+
+The program takes the place of this process: it gets all signals, and its exit status
+is what the shell sees. The API key needs the scope vault:read.`,
+		Example: `  latticekeep run --env-from shop/db --env-from shop/mail -- ./server --listen :8080`,
+		Args:    cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			path, err := exec.LookPath(args[0])
+			if err != nil {
+				return command.UsageError("there is no program " + command.Printable(args[0]) + " that can be run")
+			}
+			c, err := r.Client()
+			if err != nil {
+				return err
+			}
+			added := make(map[string]string)
+			for _, name := range names {
+				o, err := open(cmd.Context(), c, name)
+				if err != nil {
+					return err
+				}
+				defer o.values.zero()
+				for key, value := range o.values {
+					if bytes.IndexByte(value, 0) >= 0 {
+						return fmt.Errorf("the value of %s in %s has a zero byte, which no environment can hold", key, command.Printable(name))
+					}
+					added[key] = string(value)
+				}
+			}
+			err = syscall.Exec(path, args, environment(os.Environ(), added)) // returns only if it fails
+			if errors.Is(err, syscall.E2BIG) {
+				return errors.New("the values are too large for an environment: have the program read them with latticekeep get")
+			}
+			return fmt.Errorf("running %s: %w", command.Printable(args[0]), err)
+		},
+	}
+	r.RegisterConnection(cmd)
+	cmd.Flags().StringArrayVar(&names, "env-from", nil, "credential whose values are in the environment; may be repeated")
+	_ = cmd.MarkFlagRequired("env-from") // cannot fail: the flag exists
+	cmd.Flags().SetInterspersed(false)   // what follows the program is the program's
+	return cmd
+}
+
+// environment returns an environment in which added replaces variables of the same name.
+func environment(all []string, added map[string]string) []string {
+	all = slices.DeleteFunc(slices.Clone(all), func(variable string) bool {
+		name, _, _ := strings.Cut(variable, "=")
+		_, ok := added[name]
+		return ok
+	})
+	for _, name := range slices.Sorted(maps.Keys(added)) {
+		all = append(all, name+"="+added[name])
+	}
+	return all
+}
+
+func newEnvCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "env", Short: "Read and write .env files"}
+	cmd.AddCommand(newPullCommand(), newPushCommand())
+	return cmd
+}
+
+func newPullCommand() *cobra.Command {
+	var r command.Server
+	cmd := &cobra.Command{
+		Use:   "pull NAME",
+		Short: "Print a credential as a .env file",
+		Long: `Print the values of a credential as lines of KEY=VALUE, in quotes where a shell or
+the usual libraries need them: latticekeep get NAME -o env. Without a file there is
+nothing to lose: latticekeep run needs none. The API key needs the scope vault:read.`,
+		Example: `  (umask 077 && latticekeep env pull shop/db >.env)`,
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := r.Client()
+			if err != nil {
+				return err
+			}
+			o, err := open(cmd.Context(), c, args[0])
+			if err != nil {
+				return err
+			}
+			defer o.values.zero()
+			return o.printEnv(cmd.OutOrStdout(), args[0])
+		},
+	}
+	r.RegisterConnection(cmd)
+	return cmd
+}
+
+func newPushCommand() *cobra.Command {
+	var r command.Server
+	var f command.Format
+	var t target
+	cmd := &cobra.Command{
+		Use:   "push NAME",
+		Short: "Store a .env file from standard input as a credential",
+		Long: `Store the KEY=VALUE lines of standard input as a credential, in place of ALL values
+that it had; --keep keeps those of other keys. Comments, an "export" and quotes are
+understood, and nothing is expanded: $NAME is text. A line that cannot be read is
+named by its number, and nothing is stored. It is latticekeep put NAME
+--from-env-file -. The API key needs the scopes vault:read and vault:write.`,
+		Example: `  latticekeep env push shop/db <.env`,
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if command.IsTerminal(cmd.InOrStdin()) {
+				return command.UsageError("standard input is a terminal: give it the file, as in latticekeep env push NAME <.env")
+			}
+			s := sources{envFiles: []string{"-"}}
+			return put(cmd, &r, &f, &t, &s, args)
+		},
+	}
+	r.RegisterConnection(cmd)
+	f.Register(cmd)
+	t.register(cmd)
+	t.registerKeep(cmd)
+	return cmd
+}
