@@ -26,7 +26,7 @@ const module = "github.com/latticekeep/latticekeep"
 var ours = map[string]string{
 	".": "internal/cli",
 	"internal/cli": "api/v1beta1 config/crd controllers internal/app internal/config internal/buildinfo internal/cli/admin internal/cli/auditlog internal/cli/command " +
-		"internal/cli/importer internal/cli/login internal/cli/score internal/cli/seal internal/cli/transfer internal/cli/vault internal/dumps internal/memory internal/store/format",
+		"internal/cli/importer internal/cli/login internal/cli/score internal/cli/seal internal/cli/transfer internal/cli/transit internal/cli/vault internal/dumps internal/memory internal/store/format",
 	"internal/cli/admin":    "internal/cli/command internal/authz api/client api/openapi/v2",
 	"internal/cli/auditlog": "internal/cli/command internal/config internal/diagnosis api/client api/openapi/v2 internal/doctor internal/export internal/offline internal/progress internal/audit internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/keyring internal/objects internal/state internal/store internal/fault",
 	"internal/cli/importer": "internal/cli/command api/client api/openapi/v2 internal/dotenv internal/progress",
@@ -38,6 +38,7 @@ var ours = map[string]string{
 		"internal/keyring internal/store internal/store/bolt internal/store/commit internal/store/format internal/fault",
 	"internal/cli/login":   "internal/cli/command internal/cli/profile api/client api/openapi/v2 internal/secret",
 	"internal/cli/profile": "internal/durable",
+	"internal/cli/transit": "internal/cli/command api/client api/openapi/v2",
 	"internal/cli/vault":   "internal/cli/command api/client api/openapi/v2 internal/dotenv internal/fault internal/generate internal/secret",
 	"internal/cli/command": "internal/cli/profile internal/secret internal/diagnosis api/openapi/v2 api/client internal/offline internal/audit internal/audit/verify internal/dualsig internal/fault",
 	"internal/dumps":       "",

@@ -18,6 +18,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/cli/score"
 	"github.com/latticekeep/latticekeep/internal/cli/seal"
 	"github.com/latticekeep/latticekeep/internal/cli/transfer"
+	"github.com/latticekeep/latticekeep/internal/cli/transit"
 	"github.com/latticekeep/latticekeep/internal/cli/vault"
 	"github.com/latticekeep/latticekeep/internal/memory"
 )
@@ -38,8 +39,9 @@ func Command() *cobra.Command {
 	root.CompletionOptions.DisableDefaultCmd = true // ours is below
 	root.AddCommand(newServerCommand(), seal.NewSealCommand(), seal.NewResealCommand(), importer.NewCommand(seal.NewImportCommand()), seal.NewValidateCommand(), auditlog.NewCommand(),
 		admin.NewSealingKeyCommand(), admin.NewKMSCommand(), admin.NewTenantCommand(), admin.NewAPIKeyCommand(), admin.NewUserCommand(), transfer.NewBackupCommand(), transfer.NewRestoreCommand(), transfer.NewMigrateCommand(), transfer.NewCompactCommand(), newVersionCommand())
-	root.AddCommand(login.NewCommand(), login.NewLogoutCommand())
+	root.AddCommand(login.NewCommand(), login.NewLogoutCommand(), login.NewOpenCommand())
 	root.AddCommand(vault.NewCommands()...)
+	root.AddCommand(transit.NewCommands()...)
 	root.AddCommand(newWebhookCommand(), newCRDCommand(), newUninstallCommand(), score.NewCommand(), auditlog.NewDoctorCommand(app.Diagnose), newCompletionCommand())
 	command.Strict(root)
 	completeFiles(root)

@@ -74,7 +74,7 @@ func takesFile(flag string) bool { return strings.HasSuffix(flag, "-file") || fi
 var (
 	files = map[string]bool{
 		"config": true, "file": true, "filename": true, "from-file": true, "input": true, "key": true, "keys": true, "kms-key-out": true, "kubeconfig": true,
-		"merge-into": true, "output": true, "public-key": true, "public-key-out": true, "since": true, "verify-with": true,
+		"merge-into": true, "output": true, "public-key": true, "public-key-out": true, "signatures": true, "since": true, "verify-with": true,
 	}
 	folders = map[string]bool{"catalogues": true, "data-dir": true}
 )

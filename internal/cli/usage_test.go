@@ -55,7 +55,7 @@ func TestEveryMistakeOnEveryCommandLineHasAnAnswerOfOurs(t *testing.T) {
 				try("too many arguments", c, "was given 9 arguments", strings.Fields(strings.Repeat("x ", 9))...)
 			}
 		case len(args) == 0:
-			try("an argument", c, `unexpected argument "x"`, "x")
+			try("an argument", c, "unexpected argument", "x")
 		}
 		flags := make(map[string]*pflag.Flag)
 		c.InheritedFlags() // brings those of the groups into Flags

@@ -20,8 +20,8 @@ import (
 )
 
 func NewCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "audit", Short: "Verify and export the audit log, and prove what it held", Args: cobra.NoArgs}
-	cmd.AddCommand(newAuditVerifyCommand(), newAuditExportCommand(), newAuditCheckpointCommand(), newAuditFingerprintCommand(), newAcceptRollbackCommand(), newReviewCommand())
+	cmd := &cobra.Command{Use: "audit", Short: "Search, verify and export the audit log, and prove what it held", Args: cobra.NoArgs}
+	cmd.AddCommand(newAuditVerifyCommand(), newAuditExportCommand(), newAuditCheckpointCommand(), newAuditFingerprintCommand(), newAcceptRollbackCommand(), newReviewCommand(), newSearchCommand(), newTailCommand())
 	return cmd
 }
 

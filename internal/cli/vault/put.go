@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"strings"
 	"unicode/utf8"
@@ -170,7 +169,7 @@ func (s *sources) read(cmd *cobra.Command, args []string) (values, error) {
 		text, typed, err := command.Prompt(cmd, "Value of "+command.Printable(key))
 		if !typed && err == nil {
 			if stdin++; stdin == 1 {
-				text, err = readAll(cmd.InOrStdin(), "standard input")
+				text, err = command.ReadAll(cmd.InOrStdin(), "standard input", maxInput)
 				text = withoutLineBreak(text)
 			}
 		}
@@ -186,7 +185,7 @@ func (s *sources) read(cmd *cobra.Command, args []string) (values, error) {
 		if !ok {
 			key, path = filepath.Base(file), file
 		}
-		text, err := readFile(path)
+		text, err := command.ReadFile(path, maxInput)
 		if err == nil {
 			err = add(key, text)
 		}
@@ -201,9 +200,9 @@ func (s *sources) read(cmd *cobra.Command, args []string) (values, error) {
 		if path == "-" {
 			stdin++
 			title = "standard input"
-			text, err = readAll(cmd.InOrStdin(), title)
+			text, err = command.ReadAll(cmd.InOrStdin(), title, maxInput)
 		} else {
-			text, err = readFile(path)
+			text, err = command.ReadFile(path, maxInput)
 		}
 		if err != nil {
 			return all, err
@@ -235,7 +234,7 @@ func readObject(cmd *cobra.Command, add func(string, secret.Bytes) error) error 
 	if command.IsTerminal(cmd.InOrStdin()) {
 		return command.UsageError("no values: give KEY=-, --from-file or --from-env-file, or a JSON object on standard input")
 	}
-	text, err := readAll(cmd.InOrStdin(), "standard input")
+	text, err := command.ReadAll(cmd.InOrStdin(), "standard input", maxInput)
 	defer text.Zero()
 	if err != nil {
 		return err
@@ -253,28 +252,6 @@ func readObject(cmd *cobra.Command, add func(string, secret.Bytes) error) error 
 		}
 	}
 	return nil
-}
-
-func readFile(path string) (secret.Bytes, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err // the error names the path
-	}
-	defer f.Close()
-	return readAll(f, path)
-}
-
-func readAll(r io.Reader, title string) (secret.Bytes, error) {
-	text, err := io.ReadAll(io.LimitReader(r, maxInput+1))
-	switch {
-	case err != nil:
-		clear(text)
-		return nil, fmt.Errorf("reading %s: %w", title, err)
-	case len(text) > maxInput:
-		clear(text)
-		return nil, command.UsageError(fmt.Sprintf("%s is larger than %d MiB", title, maxInput>>20))
-	}
-	return text, nil
 }
 
 func withoutLineBreak(text secret.Bytes) secret.Bytes {
