@@ -123,29 +123,27 @@ latticekeep is ready on %[1]s (development: plain HTTP, the KMS key lies beside 
 identity: %[2]s
 chain: %[3]s
 
+API key: %[4]s
+
 Type next, in another terminal:
 
-  export BASE=%[1]s KEY=%[4]s
+  # log in: it asks for the API key
+  %[5]s login --url %[1]s
 
-  # seal a credential
-  curl -s $BASE/api/v2/vault/seal -H "X-API-Key: $KEY" -H 'Content-Type: application/json' \
-    -d '{"name":"db","credential_type":"database","values":{"user":"app","password":"s3cret"},"ttl_days":30}'
-
-  # list what there is, then unseal one
-  curl -s $BASE/api/v2/vault/list -H "X-API-Key: $KEY"
-  ID=$(curl -s $BASE/api/v2/vault/list -H "X-API-Key: $KEY" | sed 's/.*"credential_id":"\([^"]*\)".*/\1/')
-  curl -s $BASE/api/v2/vault/$ID -H "X-API-Key: $KEY"
+  # store a credential, and read it
+  echo s3cret | %[5]s put db --type database password=-
+  %[5]s get db
 
   # the audit log, and the proof that it is whole
-  curl -s "$BASE/api/v2/audit/logs?limit=1" -H "X-API-Key: $KEY"
-  %[5]s audit verify --url $BASE --api-key $KEY --fingerprint %[3]s
+  %[5]s audit search
+  %[5]s audit verify --fingerprint %[3]s
 `, r.BaseURL, identity, chain, r.APIKey, program)
 	if systemKey != "" {
 		fmt.Fprintf(&b, `
   # the system key, which administers tenants, is shown at this first start only
   export SYSTEM_KEY=%s
-  curl -s $BASE/api/v2/system/tenants -H "X-API-Key: $SYSTEM_KEY"
-`, systemKey)
+  LATTICEKEEP_API_KEY=$SYSTEM_KEY %s tenant list
+`, systemKey, program)
 	}
 	if operator {
 		fmt.Fprintf(&b, `
