@@ -239,7 +239,7 @@ var vendors = map[string]string{
 
 	"github.com/aws/aws-sdk-go-v2":        "internal/kms internal/objects",
 	"github.com/aws/smithy-go":            "internal/kms internal/objects",
-	"github.com/hashicorp/vault/api":      "internal/kms",
+	"github.com/hashicorp/vault/api":      "internal/kms internal/cli/importer",
 	"filippo.io/age":                      "internal/backup test/servertest",
 	"github.com/anishathalye/porcupine":   "tests",
 	"github.com/chromedp/cdproto":         "tests",

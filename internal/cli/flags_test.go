@@ -43,6 +43,7 @@ var numbers = map[string]struct{ args, pointer, reason string }{
 	"audit search --hours":        {"", "paths//api/v2/audit/logs/get/parameters/hours", ""},
 	"audit search --limit":        {"", "", "it counts over all pages"},
 	"audit tail --after":          {"", "paths//api/v2/audit/tail/get/parameters/after", ""},
+	"import vault --ttl-days":     {"", "", "likewise"},
 }
 
 // Flags that become a number in a request have the bounds of the contract: what the REST interface

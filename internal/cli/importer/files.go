@@ -19,7 +19,7 @@ import (
 // NewCommand returns the group of all imports. others are imports of other packages.
 func NewCommand(others ...*cobra.Command) *cobra.Command {
 	cmd := &cobra.Command{Use: "import", Short: "Import secrets from files and other tools"}
-	cmd.AddCommand(newEnvCommand(), newJSONCommand(), newAWSCommand())
+	cmd.AddCommand(newEnvCommand(), newJSONCommand(), newVaultCommand(), newAWSCommand())
 	cmd.AddCommand(others...)
 	return cmd
 }

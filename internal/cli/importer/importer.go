@@ -30,7 +30,7 @@ import (
 // secret is what a source has for one credential.
 type secret struct {
 	source string // where it stands, for messages
-	name   string // of the credential
+	name   string // the credential's
 	read   func(context.Context) (map[string]string, error)
 }
 
@@ -39,12 +39,15 @@ type secret struct {
 type source func(context.Context) ([]secret, error)
 
 // refused says why one secret is not imported, in text that is safe to print. The others still are.
-type refused struct{ rule string }
+type refused struct {
+	rule   string
+	status int // HTTP status that the source answered; 0: it gave the secret
+}
 
 // Error implements error.
 func (r refused) Error() string { return r.rule }
 
-func refuse(format string, args ...any) error { return refused{fmt.Sprintf(format, args...)} }
+func refuse(format string, args ...any) error { return refused{rule: fmt.Sprintf(format, args...)} }
 
 // skipped says why there is nothing to import of one secret, which is no failure.
 type skipped struct{ why string }
