@@ -101,7 +101,7 @@ func openEngine(ctx context.Context, c *api.Client, at string) ([]secret, error)
 		return nil, fmt.Errorf("looking for the KV engine of %s: %w", at, err)
 	}
 	if found == nil {
-		return nil, &command.StatusError{Status: command.StatusRefused, Err: fmt.Errorf("Vault has no engine at %s", at)}
+		return nil, &command.StatusError{Status: command.StatusRefused, Err: fmt.Errorf("there is no engine at %s in Vault", at)}
 	}
 	mount, _ := found.Data["path"].(string)
 	kind, _ := found.Data["type"].(string)
@@ -131,7 +131,7 @@ func openEngine(ctx context.Context, c *api.Client, at string) ([]secret, error)
 		return nil, err
 	}
 	if len(all) == 0 {
-		return nil, &command.StatusError{Status: command.StatusRefused, Err: fmt.Errorf("Vault has no secrets at %s", at)}
+		return nil, &command.StatusError{Status: command.StatusRefused, Err: fmt.Errorf("there are no secrets at %s in Vault", at)}
 	}
 	return all, nil
 }
@@ -230,5 +230,5 @@ func ofVault(err error) error {
 	case http.StatusForbidden, http.StatusBadRequest, http.StatusNotFound:
 		return refused{fmt.Sprintf("Vault answered %d: %s", answer.StatusCode, said), answer.StatusCode}
 	}
-	return &command.StatusError{Status: command.StatusOfHTTP(answer.StatusCode), Err: fmt.Errorf("Vault answered %d: %s", answer.StatusCode, said)}
+	return &command.StatusError{Status: command.StatusOfHTTP(answer.StatusCode), Err: fmt.Errorf("answer %d of Vault: %s", answer.StatusCode, said)}
 }

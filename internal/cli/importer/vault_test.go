@@ -168,7 +168,7 @@ func TestSecretsOfVaultAreImported(t *testing.T) {
 		{command.StatusUnreachable, "reading the token of Vault", []string{"vault", "secret", "--vault-addr", k.URL, "--vault-token-file", token + "x"}},
 		{command.StatusUsage, "only KV engines", []string{"vault", "pki", "--vault-addr", k.URL, "--vault-token-file", token}},
 		{command.StatusRefused, "looking for the KV engine of none", []string{"vault", "none", "--vault-addr", k.URL, "--vault-token-file", token}},
-		{command.StatusRefused, "Vault has no secrets at secret/none", []string{"vault", "secret/none", "--vault-addr", k.URL, "--vault-token-file", token}},
+		{command.StatusRefused, "there are no secrets at secret/none in Vault", []string{"vault", "secret/none", "--vault-addr", k.URL, "--vault-token-file", token}},
 	} {
 		if _, _, err := s.try(c.args...); command.Status(err) != c.status || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%q: status %d, %v", c.args, command.Status(err), err)
