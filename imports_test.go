@@ -66,7 +66,7 @@ var ours = map[string]string{
 	"server": "api/openapi server/dashboard server/docs server/gate server/v1 server/v2 internal/vault internal/transit internal/identity internal/sealingkey internal/custody internal/keyring " +
 		"internal/compliance internal/compliance/assessor internal/backup internal/connections internal/quota internal/audit internal/authz internal/store internal/store/format internal/diagnosis internal/health internal/fault",
 	"server/v1": "api/openapi api/openapi/v1 server/gate internal/transit internal/audit internal/audit/reader internal/authz internal/fault internal/secret",
-	"server/v2": "api/openapi api/openapi/v2 api/v1beta1 server/gate internal/vault internal/transit internal/names internal/identity internal/sealingkey internal/custody internal/sealing internal/keyring " +
+	"server/v2": "api/openapi api/openapi/v2 api/v1beta1 server/gate internal/vault internal/vault/listing internal/transit internal/names internal/identity internal/sealingkey internal/custody internal/sealing internal/keyring " +
 		"internal/compliance internal/compliance/assessor internal/backup internal/audit internal/audit/guard internal/audit/reader internal/audit/writer internal/authz internal/fair internal/fault internal/secret",
 	"server/asset":     "",
 	"server/dashboard": "server/asset",
@@ -89,7 +89,8 @@ var ours = map[string]string{
 	"api/v1alpha1":   "api/v1beta1",
 	"config/crd":     "",
 
-	"internal/vault":                "internal/vault/idempotency internal/vault/mac internal/vault/record internal/keyring internal/audit internal/audit/chain internal/audit/guard internal/audit/verify internal/authz internal/state internal/store internal/frame internal/fault internal/secret",
+	"internal/vault":                "internal/vault/idempotency internal/vault/listing internal/vault/mac internal/vault/record internal/keyring internal/audit internal/audit/chain internal/audit/guard internal/audit/verify internal/authz internal/state internal/store internal/frame internal/fault internal/secret",
+	"internal/vault/listing":        "internal/vault/mac internal/vault/record internal/authz internal/fault",
 	"internal/vault/idempotency":    "internal/vault/mac internal/vault/record internal/authz internal/store internal/frame internal/fault internal/secret",
 	"internal/vault/mac":            "internal/vault/record internal/keyring internal/store internal/frame",
 	"internal/vault/record":         "internal/keyring internal/authz internal/envelope internal/dualsig internal/store internal/frame internal/fault internal/secret",

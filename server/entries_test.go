@@ -311,6 +311,15 @@ func TestEveryRefusalOfAServiceLeavesOneEntry(t *testing.T) {
 		w.leaves(o, fmt.Sprint(c.id, c.body, c.query), w.authorized(o, r), c.status, outcome, c.reason)
 	}
 
+	// A change whose condition does not hold is refused to a reader with a status of its own.
+	for _, name := range []string{"v2 replaceCredential", "v2 rotateCredential", "v2 deleteCredential"} {
+		o := all[name]
+		r := examples[name](w, o)
+		r.Header = http.Header{"If-Match": {`"x"`}}
+		r.Bearer = w.owner.Access
+		w.leaves(o, "condition", r, http.StatusPreconditionFailed, audit.Denied, "condition_failed")
+	}
+
 	// A seal that is sent again is answered from memory, and says so; with
 	// another body it is a mistake.
 	o := all["v2 sealCredential"]

@@ -75,6 +75,7 @@ func TestNothingTellsWhyACredentialIsNotThere(t *testing.T) {
 		versions[name] = id + "?version=1"
 	}
 	const replacement = `{"values":{"k":"w"}}`
+	writer := s.GrantKey(authz.VaultWrite)
 	for _, op := range []struct {
 		name, method, before, after, body, event string
 		cases                                    map[string]string
@@ -87,11 +88,21 @@ func TestNothingTellsWhyACredentialIsNotThere(t *testing.T) {
 		{"replace", "PUT", "/api/v2/vault/", "", replacement, "CREDENTIAL_ROTATED", ids},
 		{"rotate", "POST", "/api/v2/vault/rotate/", "", "", "CREDENTIAL_REENCRYPTED", ids},
 		{"delete", "DELETE", "/api/v2/vault/", "", "", "CREDENTIAL_DELETED", ids},
+		{"replace if", "PUT", "/api/v2/vault/", "", replacement, "CREDENTIAL_ROTATED", ids},
+		{"rotate if", "POST", "/api/v2/vault/rotate/", "", "", "CREDENTIAL_REENCRYPTED", ids},
+		{"delete if", "DELETE", "/api/v2/vault/", "", "", "CREDENTIAL_DELETED", ids},
 	} {
 		cases := make(map[string]servertest.Request)
 		for name, id := range op.cases {
 			if name != "expired" || op.name != "delete" && op.name != "metadata" { // what has expired can be deleted, and is listed
 				cases[name] = servertest.Request{Method: op.method, Path: op.before + id + op.after, Key: s.Key, Body: op.body}
+			}
+		}
+		if strings.HasSuffix(op.name, " if") { // to a writer, a credential that is there is another such case
+			cases["no reader"] = servertest.Request{Method: op.method, Path: op.before + there + op.after, Key: writer, Body: op.body}
+			for name, r := range cases {
+				r.Header = http.Header{"If-Match": {`"x"`}}
+				cases[name] = r
 			}
 		}
 		before := s.denials(op.event)

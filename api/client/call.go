@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"reflect"
@@ -24,6 +25,7 @@ type call struct {
 	headers    map[string]string
 	body       any // sent as JSON; nil for none
 
+	entityTag    *string    // receives the ETag of the answer; nil for none
 	isRepeatable bool       // repeating the call has no further effect, so it is repeated although its outcome is unknown
 	isAnonymous  bool       // it carries no credential
 	isProbe      bool       // it asks about the present moment and is never repeated
@@ -61,9 +63,35 @@ func (c call) with(parameters any) call {
 }
 
 func (c call) withHeader(name, value string) call {
-	c.headers = map[string]string{name: value}
+	c.headers = maps.Clone(c.headers)
+	if c.headers == nil {
+		c.headers = make(map[string]string)
+	}
+	c.headers[name] = value
 	// net/http's Transport has the same rule and repeats such requests, too.
 	c.isRepeatable = c.isRepeatable || name == idempotencyKey && value != ""
+	return c
+}
+
+// CallOption changes how one call is sent, or says what else of its answer is wanted.
+type CallOption func(*call)
+
+// IfMatch makes a change of a credential depend on its version: it is made only while the credential
+// is one that an ETag in value names; "*" names any. Otherwise the error is [ErrPreconditionFailed].
+// After an answer that was lost, the same call may fail so because it was carried out: read the
+// credential again.
+func IfMatch(value string) CallOption {
+	return func(c *call) { *c = c.withHeader("If-Match", value) }
+}
+
+// EntityTag stores the ETag of the credential that the call reads in tag, for [IfMatch].
+func EntityTag(tag *string) CallOption { return func(c *call) { c.entityTag = tag } }
+
+// changed returns the call with its options.
+func (c call) changed(options []CallOption) call {
+	for _, option := range options {
+		option(&c)
+	}
 	return c
 }
 

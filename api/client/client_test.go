@@ -228,6 +228,9 @@ func arguments(t *testing.T, method reflect.Type, id string) []reflect.Value {
 	args := []reflect.Value{reflect.ValueOf(t.Context())}
 	for i := 1; i < method.NumIn(); i++ {
 		in := method.In(i)
+		if method.IsVariadic() && i == method.NumIn()-1 {
+			break
+		}
 		if in.Kind() == reflect.String {
 			args = append(args, reflect.ValueOf(id).Convert(in))
 			continue

@@ -12,13 +12,14 @@ import (
 
 // Targets for errors.Is on an [*Error]. Each stands for the statuses that need the same reaction.
 var (
-	ErrInvalid         = errors.New("invalid request")         // 400, 413, 415, 422: change the request
-	ErrUnauthenticated = errors.New("authentication required") // 401: use another key, or sign in again
-	ErrForbidden       = errors.New("access denied")           // 403: needs another scope; in the vault also: there is no such credential
-	ErrNotFound        = errors.New("not found")               // 404
-	ErrConflict        = errors.New("conflict")                // 409
-	ErrRateLimited     = errors.New("rate limit exceeded")     // 429: retry later, see Error.RetryAfter
-	ErrUnavailable     = errors.New("temporarily unavailable") // 503: retry later; the outcome is unknown
+	ErrInvalid            = errors.New("invalid request")         // 400, 413, 415, 422: change the request
+	ErrUnauthenticated    = errors.New("authentication required") // 401: use another key, or sign in again
+	ErrForbidden          = errors.New("access denied")           // 403: needs another scope; in the vault also: there is no such credential
+	ErrNotFound           = errors.New("not found")               // 404
+	ErrConflict           = errors.New("conflict")                // 409
+	ErrPreconditionFailed = errors.New("changed meanwhile")       // 412: read again, and repeat the change on what is there now
+	ErrRateLimited        = errors.New("rate limit exceeded")     // 429: retry later, see Error.RetryAfter
+	ErrUnavailable        = errors.New("temporarily unavailable") // 503: retry later; the outcome is unknown
 )
 
 // ErrNoAnswer is a target for errors.Is: the server could not be reached, or its answer ended early.
@@ -67,6 +68,8 @@ func (e *Error) Is(target error) bool {
 		return target == ErrNotFound
 	case http.StatusConflict:
 		return target == ErrConflict
+	case http.StatusPreconditionFailed:
+		return target == ErrPreconditionFailed
 	case http.StatusTooManyRequests:
 		return target == ErrRateLimited
 	case http.StatusServiceUnavailable:

@@ -132,6 +132,12 @@ func TestTheLifeOfACredential(t *testing.T) {
 	if len(versions) != 3 || versions[0].Version != 3 || !versions[0].Current || versions[2].Current {
 		t.Errorf("%+v", versions)
 	}
+	var tag string
+	must(c.V2.GetCredentialMetadata(ctx, id, client.EntityTag(&tag)))(t)
+	must(c.V2.RotateCredential(ctx, id, client.IfMatch(tag)))(t)
+	_, err = c.V2.ReplaceCredential(ctx, id, v2.ReplaceRequest{Values: map[string]string{"password": "lost"}}, client.IfMatch(tag))
+	fails(t, err, client.ErrPreconditionFailed)
+	fails(t, c.V2.DeleteCredential(ctx, id, client.IfMatch(tag)), client.ErrPreconditionFailed)
 	one := 1
 	page := must(c.V2.ListCredentials(ctx, &v2.ListCredentialsParams{Limit: &one}))(t)
 	if len(page.Credentials) != 1 {

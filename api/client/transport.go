@@ -94,7 +94,11 @@ func (t *transport) reply(ctx context.Context, c call) (*reply, error) {
 	if err != nil {
 		return nil, err
 	}
-	return read(r)
+	answer, err := read(r)
+	if err == nil && c.entityTag != nil {
+		*c.entityTag = r.Header.Get("ETag")
+	}
+	return answer, err
 }
 
 // read reads a response and closes it.

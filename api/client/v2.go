@@ -40,40 +40,40 @@ func (v *V2) GetVaultSummary(ctx context.Context, p *v2.GetVaultSummaryParams) (
 
 // GetCredentialMetadata returns the metadata of one credential, as ListCredentials does. The
 // credential may have expired.
-func (v *V2) GetCredentialMetadata(ctx context.Context, credentialID string) (*v2.CredentialAnswer, error) {
-	return do[v2.CredentialAnswer](ctx, v.transport, get("/api/v2/vault/{credential_id}/metadata", credentialID))
+func (v *V2) GetCredentialMetadata(ctx context.Context, credentialID string, options ...CallOption) (*v2.CredentialAnswer, error) {
+	return do[v2.CredentialAnswer](ctx, v.transport, get("/api/v2/vault/{credential_id}/metadata", credentialID).changed(options))
 }
 
 // UnsealCredential returns a credential with its values. Every failure is ErrForbidden, also for an
 // id that does not exist. The same holds for all methods that take a credential's id or name.
-func (v *V2) UnsealCredential(ctx context.Context, credentialID string) (*v2.UnsealedCredential, error) {
-	return do[v2.UnsealedCredential](ctx, v.transport, get("/api/v2/vault/{credential_id}", credentialID))
+func (v *V2) UnsealCredential(ctx context.Context, credentialID string, options ...CallOption) (*v2.UnsealedCredential, error) {
+	return do[v2.UnsealedCredential](ctx, v.transport, get("/api/v2/vault/{credential_id}", credentialID).changed(options))
 }
 
 // UnsealCredentialVersion returns a version of a credential: the current one, or the previous
 // version while it is readable.
-func (v *V2) UnsealCredentialVersion(ctx context.Context, credentialID string, version int64) (*v2.UnsealedCredential, error) {
-	return do[v2.UnsealedCredential](ctx, v.transport, get("/api/v2/vault/{credential_id}", credentialID).with(&v2.UnsealCredentialParams{Version: &version}))
+func (v *V2) UnsealCredentialVersion(ctx context.Context, credentialID string, version int64, options ...CallOption) (*v2.UnsealedCredential, error) {
+	return do[v2.UnsealedCredential](ctx, v.transport, get("/api/v2/vault/{credential_id}", credentialID).with(&v2.UnsealCredentialParams{Version: &version}).changed(options))
 }
 
 // UnsealCredentialByName returns the newest active credential with this name.
-func (v *V2) UnsealCredentialByName(ctx context.Context, name string) (*v2.UnsealedCredential, error) {
-	return do[v2.UnsealedCredential](ctx, v.transport, get("/api/v2/vault/by-name/{name}", name))
+func (v *V2) UnsealCredentialByName(ctx context.Context, name string, options ...CallOption) (*v2.UnsealedCredential, error) {
+	return do[v2.UnsealedCredential](ctx, v.transport, get("/api/v2/vault/by-name/{name}", name).changed(options))
 }
 
 // ReplaceCredential stores new values as the next version.
-func (v *V2) ReplaceCredential(ctx context.Context, credentialID string, r v2.ReplaceRequest) (*v2.CredentialAnswer, error) {
-	return do[v2.CredentialAnswer](ctx, v.transport, put("/api/v2/vault/{credential_id}", r, credentialID))
+func (v *V2) ReplaceCredential(ctx context.Context, credentialID string, r v2.ReplaceRequest, options ...CallOption) (*v2.CredentialAnswer, error) {
+	return do[v2.CredentialAnswer](ctx, v.transport, put("/api/v2/vault/{credential_id}", r, credentialID).changed(options))
 }
 
 // RotateCredential encrypts a credential again with fresh keys. Its values stay the same.
-func (v *V2) RotateCredential(ctx context.Context, credentialID string) (*v2.CredentialAnswer, error) {
-	return do[v2.CredentialAnswer](ctx, v.transport, post("/api/v2/vault/rotate/{credential_id}", nil, credentialID))
+func (v *V2) RotateCredential(ctx context.Context, credentialID string, options ...CallOption) (*v2.CredentialAnswer, error) {
+	return do[v2.CredentialAnswer](ctx, v.transport, post("/api/v2/vault/rotate/{credential_id}", nil, credentialID).changed(options))
 }
 
 // DeleteCredential deletes a credential for good.
-func (v *V2) DeleteCredential(ctx context.Context, credentialID string) error {
-	return v.transport.run(ctx, remove("/api/v2/vault/{credential_id}", credentialID))
+func (v *V2) DeleteCredential(ctx context.Context, credentialID string, options ...CallOption) error {
+	return v.transport.run(ctx, remove("/api/v2/vault/{credential_id}", credentialID).changed(options))
 }
 
 // ListCredentialVersions returns the metadata of a credential's versions, newest first.

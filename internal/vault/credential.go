@@ -79,6 +79,7 @@ type SealRequest struct {
 type ReplaceRequest struct {
 	Values  map[string]secret.Bytes
 	TTLDays int // 0 keeps the credential's current TTL
+	IfMatch Condition
 }
 
 var (

@@ -15,6 +15,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/listing"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
@@ -30,13 +31,13 @@ func (v *Vault) List(ctx context.Context, p authz.Principal, q ListQuery) (list 
 	if _, err := v.ready(ctx, p, authz.ListCredentials); err != nil {
 		return nil, "", err
 	}
-	if err := q.validate(); err != nil {
+	if err := q.Validate(); err != nil {
 		return nil, "", err
 	}
-	cursors, after := cursors{v.records.Rows}, ""
+	cursors, after := listing.Cursors{Rows: v.records.Rows}, ""
 	if q.Cursor != "" {
 		var ok bool
-		if after, ok = cursors.decode(p.Tenant, q.Filter, q.Cursor); !ok {
+		if after, ok = cursors.Decode(p.Tenant, q.Filter, q.Cursor); !ok {
 			return nil, "", fault.New(fault.Invalid, "the cursor is not one of this list: start again without it")
 		}
 	}
@@ -44,11 +45,11 @@ func (v *Vault) List(ctx context.Context, p authz.Principal, q ListQuery) (list 
 	list = []Credential{}
 	damaged := 0
 	err = v.store.View(ctx, func(rd store.Reader) error {
-		page := &page{owners: v.records.owners, rd: rd, p: p, now: now, budget: v.pageBudget, matches: q.matcher(now)}
+		page := &page{owners: v.records.owners, rd: rd, p: p, now: now, budget: v.pageBudget, matches: q.Matcher(now)}
 		err := page.read(q, after)
 		list, damaged = append(list, page.list...), page.damaged
 		if page.more {
-			next = cursors.encode(p.Tenant, q.Filter, page.last)
+			next = cursors.Encode(p.Tenant, q.Filter, page.last)
 		}
 		return err
 	})

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-	"unicode"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/writer"
@@ -19,6 +18,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/dualsig"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/listing"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
@@ -93,15 +93,15 @@ func TestAFilteredListShowsEachCredentialOnce(t *testing.T) {
 		{}, {Text: "pay"}, {Text: "MENTS"}, {Text: "straße"}, {Text: "STRAẞE"}, {Text: "strasse"}, {Text: "JÜR"}, {Text: "jü"}, {Text: "j\u0075\u0308r"},
 		{Text: "å"}, {Text: "\u212b"}, {Text: arabic[:6]}, {Text: arabic}, {Text: "\u202e"}, {Text: "<SCRIPT>"}, {Text: "küche"}, {Text: "k"}, {Text: "i"},
 		{Text: "ı"}, {Text: strings.Repeat("N", 255)}, {Text: strings.Repeat("É", 127)}, {Text: "%"}, {Text: " "}, {Text: "none of them"},
-		{Type: "database"}, {Type: "Database"}, {Type: "data"}, {Status: Active}, {Status: Expired}, {ExpiresBefore: now}, {ExpiresBefore: end},
-		{ExpiresBefore: end.Add(time.Microsecond)}, {ExpiresBefore: time.Unix(0, 0)}, {Text: "a", Type: "api_key", Status: Active, ExpiresBefore: end.Add(day)},
-		{Status: Expired, ExpiresBefore: now.Add(-day)},
+		{Type: "database"}, {Type: "Database"}, {Type: "data"}, {Status: listing.Active}, {Status: listing.Expired}, {ExpiresBefore: now}, {ExpiresBefore: end},
+		{ExpiresBefore: end.Add(time.Microsecond)}, {ExpiresBefore: time.Unix(0, 0)}, {Text: "a", Type: "api_key", Status: listing.Active, ExpiresBefore: end.Add(day)},
+		{Status: listing.Expired, ExpiresBefore: now.Add(-day)},
 	} {
 		var want []string
 		for _, c := range all {
 			expired := !now.Before(c.ExpiresAt)
 			if contains(c.Name, filter.Text) && (filter.Type == "" || filter.Type == c.Type) &&
-				(filter.Status == "" || (filter.Status == Expired) == expired) &&
+				(filter.Status == "" || (filter.Status == listing.Expired) == expired) &&
 				(filter.ExpiresBefore.IsZero() || c.ExpiresAt.Before(filter.ExpiresBefore)) {
 				want = append(want, c.ID)
 			}
@@ -117,20 +117,6 @@ func TestAFilteredListShowsEachCredentialOnce(t *testing.T) {
 		}
 	}
 	f.verify()
-}
-
-func TestSimpleFolding(t *testing.T) {
-	for r := range rune(0x20000) {
-		one, other := string(r), string(unicode.SimpleFold(r))
-		if fold(one) != fold(other) || !strings.EqualFold(fold(one), one) {
-			t.Errorf("%U is folded to %q", r, fold(one))
-		}
-	}
-	for a, b := range map[string]string{"ſK": "s\u212a", "Σσ": "ςΣ", "ẞ": "ß", "Ǆ": "ǅ"} {
-		if fold(a) != fold(b) {
-			t.Errorf("%q and %q", a, b)
-		}
-	}
 }
 
 // A page ends after a bounded number of reads, wherever the matches are.
@@ -206,7 +192,7 @@ func TestACursorBelongsToTheListItCameFrom(t *testing.T) {
 	}
 	filters := map[string]Filter{
 		"none": {}, "text": {Text: "pay"}, "another text": {Text: "PAY"}, "type": {Type: "api_key"}, "text in another field": {Type: "pay"},
-		"active": {Status: Active}, "expired": {Status: Expired}, "before": {ExpiresBefore: f.now().Add(60 * day)},
+		"active": {Status: listing.Active}, "expired": {Status: listing.Expired}, "before": {ExpiresBefore: f.now().Add(60 * day)},
 		"before a moment later": {ExpiresBefore: f.now().Add(60*day + time.Microsecond)},
 	}
 	refused := func(what string, p authz.Principal, q ListQuery) {
@@ -219,7 +205,7 @@ func TestACursorBelongsToTheListItCameFrom(t *testing.T) {
 		_, next, err := f.vault.List(t.Context(), f.a, ListQuery{Filter: filter, Limit: 1})
 		must(t, err)
 		if name == "expired" || name == "text in another field" { // these lists have only one page
-			next = cursors{f.vault.records.Rows}.encode(f.a.Tenant, filter, authz.NewID(idPrefix))
+			next = listing.Cursors{Rows: f.vault.records.Rows}.Encode(f.a.Tenant, filter, authz.NewID(idPrefix))
 		}
 		for other, filter := range filters {
 			q := ListQuery{Filter: filter, Limit: 1, Cursor: next}
@@ -263,7 +249,7 @@ func TestListsAndSummariesShowAServiceAccountNothingOfOtherNamespaces(t *testing
 	shop := f.pod("cluster", "shop")
 	for _, left := range []readBudget{pageBudget(), {1, 1 << 20}, {12, 1 << 20}} {
 		f.vault.pageBudget = left
-		for _, filter := range []Filter{{}, {Text: "DB"}, {Status: Active}} {
+		for _, filter := range []Filter{{}, {Text: "DB"}, {Status: listing.Active}} {
 			if got, _ := f.pages(shop, ListQuery{Filter: filter, Limit: 1}); !slices.Equal(got, want) {
 				t.Errorf("%+v with %v: %v, want %v", filter, left, got, want)
 			}

@@ -1,6 +1,7 @@
 package vault
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -91,21 +92,21 @@ func (v *Vault) replay(ctx context.Context, p authz.Principal, fp *idempotency.F
 
 // Rotate encrypts a credential again with a new ML-KEM-768 key pair, as its next version with a
 // full TTL, and deletes the old ciphertext. Errors: fault.Forbidden for a credential that does not
-// exist for p or belongs to an object; fault.Unavailable.
-func (v *Vault) Rotate(ctx context.Context, p authz.Principal, id string) (Credential, error) {
-	return retryConflicts(func() (Credential, error) { return v.change(ctx, p, id, nil) })
+// exist for p or belongs to an object; [ErrCondition]; fault.Unavailable.
+func (v *Vault) Rotate(ctx context.Context, p authz.Principal, id string, ifMatch ...Condition) (Credential, error) {
+	return retryConflicts(func() (Credential, error) { return v.change(ctx, p, id, nil, ifMatch...) })
 }
 
 // Replace stores new values as the credential's next version, under new keys and with a full TTL,
 // and deletes the old ciphertext. Errors: those of [Vault.Rotate], and fault.Invalid.
 func (v *Vault) Replace(ctx context.Context, p authz.Principal, id string, req ReplaceRequest) (Credential, error) {
-	return retryConflicts(func() (Credential, error) { return v.change(ctx, p, id, &req) })
+	return retryConflicts(func() (Credential, error) { return v.change(ctx, p, id, &req, req.IfMatch) })
 }
 
 // change stores the next version of a credential, with the values of req, or with the current
 // values when req is nil. It opens the old version in both cases, because it signs the old metadata
 // again and must verify it first.
-func (v *Vault) change(ctx context.Context, p authz.Principal, id string, req *ReplaceRequest) (Credential, error) {
+func (v *Vault) change(ctx context.Context, p authz.Principal, id string, req *ReplaceRequest, ifMatch ...Condition) (Credential, error) {
 	action, change := authz.RotateCredential, audit.CredentialReencrypted
 	if req != nil {
 		action, change = authz.ReplaceCredential, audit.CredentialRotated
@@ -131,6 +132,10 @@ func (v *Vault) change(ctx context.Context, p authz.Principal, id string, req *R
 	}
 	if e.Outcome != audit.Success {
 		return Credential{}, v.recordAccess(ctx, e)
+	}
+	if !allHold(ifMatch, found.id, found.record.Version) { // the commit stores nothing on top of another version
+		refused := failCondition(p, true, &e)
+		return Credential{}, cmp.Or(v.guard.Record(ctx, e), refused)
 	}
 	old, next := found.record, SealRequest{Values: found.values}
 	next.Name, next.Type, next.TTLDays = old.Name, old.Type, int(old.TTLDays)
@@ -163,8 +168,8 @@ func (v *Vault) change(ctx context.Context, p authz.Principal, id string, req *R
 }
 
 // Delete removes a credential, expired or not, with its ciphertext. Errors: fault.Forbidden for a
-// credential that does not exist for p or belongs to an object; fault.Unavailable.
-func (v *Vault) Delete(ctx context.Context, p authz.Principal, id string) error {
+// credential that does not exist for p or belongs to an object; [ErrCondition]; fault.Unavailable.
+func (v *Vault) Delete(ctx context.Context, p authz.Principal, id string, ifMatch ...Condition) error {
 	if _, err := v.ready(ctx, p, authz.DeleteCredential); err != nil {
 		return err
 	}
@@ -175,8 +180,9 @@ func (v *Vault) Delete(ctx context.Context, p authz.Principal, id string) error 
 	if authz.ValidID(idPrefix, id) {
 		e.Resource.ID = id
 	}
-	denied := false
+	var refused error
 	err := v.store.Update(ctx, func(tx store.Tx) error {
+		refused = nil
 		e, reason := e, ""
 		current, err := record.Find(tx, p.Tenant, e.Resource.ID)
 		damaged := errors.Is(err, fault.Internal) // a damaged credential can be deleted like any other
@@ -192,10 +198,13 @@ func (v *Vault) Delete(ctx context.Context, p authz.Principal, id string) error 
 			reason = reasonMissing
 		case by.owned && p.Kind != authz.System:
 			reason = reasonOwned
+		case !allHold(ifMatch, e.Resource.ID, versionOf(current)):
+			refused = failCondition(p, !damaged && v.now().Before(current.ExpiresAt), &e)
 		default:
 			err = v.records.remove(tx, p.Tenant, e.Resource.ID)
 		}
-		if denied = reason != ""; denied {
+		if reason != "" {
+			refused = errDenied
 			e.Outcome, e.Attributes = audit.Denied, map[string]string{audit.AttributeReason: reason}
 		}
 		return errors.Join(err, appendEvent(v.guard, tx, e))
@@ -203,10 +212,15 @@ func (v *Vault) Delete(ctx context.Context, p authz.Principal, id string) error 
 	if err != nil {
 		return fmt.Errorf("deleting a credential: %w", v.refuseChanged(ctx, e, err))
 	}
-	if denied {
-		return errDenied
+	return refused
+}
+
+// versionOf returns the version of a record, and 0, which no credential has, for none.
+func versionOf(r *record.Record) uint64 {
+	if r == nil {
+		return 0
 	}
-	return nil
+	return r.Version
 }
 
 // newRecord returns a record without its sealed part; see [record.Record.Seal].

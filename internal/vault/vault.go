@@ -160,7 +160,7 @@ const maxAttempts = 8
 func retryConflicts(attempt func() (Credential, error)) (Credential, error) {
 	for range maxAttempts {
 		c, err := attempt()
-		if !errors.Is(err, fault.Conflict) {
+		if !errors.Is(err, fault.Conflict) || errors.Is(err, ErrCondition) {
 			return c, err
 		}
 	}

@@ -148,3 +148,20 @@ func (call *Call) Review(ctx context.Context, namespace, name string) error {
 	}
 	return cmp.Or(guard.RecordAttemptOncePerMinute(ctx, caller.Principal, call.operation.Action, audit.Denied, string(authz.MissingScope)), denied)
 }
+
+// Also adds the scope of another action to a ServiceAccount that its cluster permits that action,
+// too. Every other caller has all of its scopes already. Also records nothing. Error:
+// fault.Unavailable.
+func (call *Call) Also(ctx context.Context, a authz.Action) error {
+	if call.Caller.ServiceAccount == nil {
+		return nil
+	}
+	caller, err := call.gate.config.Identity.Permit(ctx, call.Caller, a, "", "")
+	if err != nil {
+		return fmt.Errorf("reviewing the access of a ServiceAccount: %w", err)
+	}
+	if scope, _ := authz.Required(a); slices.Contains(caller.Scopes, scope) && !slices.Contains(call.Caller.Scopes, scope) {
+		call.Caller.Scopes = append(slices.Clone(call.Caller.Scopes), scope)
+	}
+	return nil
+}

@@ -238,7 +238,7 @@ type ServerInterface interface {
 	ListCredentials(c *gin.Context, params ListCredentialsParams)
 	// RotateCredential Re-encrypt a credential
 	// (POST /api/v2/vault/rotate/{credential_id})
-	RotateCredential(c *gin.Context, credentialId CredentialPath)
+	RotateCredential(c *gin.Context, credentialId CredentialPath, params RotateCredentialParams)
 	// SealCredential Store a credential
 	// (POST /api/v2/vault/seal)
 	SealCredential(c *gin.Context, params SealCredentialParams)
@@ -247,13 +247,13 @@ type ServerInterface interface {
 	GetVaultSummary(c *gin.Context, params GetVaultSummaryParams)
 	// DeleteCredential Delete a credential
 	// (DELETE /api/v2/vault/{credential_id})
-	DeleteCredential(c *gin.Context, credentialId CredentialPath)
+	DeleteCredential(c *gin.Context, credentialId CredentialPath, params DeleteCredentialParams)
 	// UnsealCredential Unseal a credential
 	// (GET /api/v2/vault/{credential_id})
 	UnsealCredential(c *gin.Context, credentialId CredentialPath, params UnsealCredentialParams)
 	// ReplaceCredential Replace the values of a credential
 	// (PUT /api/v2/vault/{credential_id})
-	ReplaceCredential(c *gin.Context, credentialId CredentialPath)
+	ReplaceCredential(c *gin.Context, credentialId CredentialPath, params ReplaceCredentialParams)
 	// GetCredentialMetadata Show the metadata of a credential
 	// (GET /api/v2/vault/{credential_id}/metadata)
 	GetCredentialMetadata(c *gin.Context, credentialId CredentialPath)
@@ -1895,6 +1895,30 @@ func (siw *ServerInterfaceWrapper) RotateCredential(c *gin.Context) {
 		return
 	}
 
+	// Parameter object where we will unmarshal all parameters from the context
+	var params RotateCredentialParams
+
+	headers := c.Request.Header
+
+	// ------------- Optional header parameter "If-Match" -------------
+	if valueList, found := headers[http.CanonicalHeaderKey("If-Match")]; found {
+		var IfMatch IfMatch
+		n := len(valueList)
+		if n != 1 {
+			siw.ErrorHandler(c, fmt.Errorf("Expected one value for If-Match, got %d", n), http.StatusBadRequest)
+			return
+		}
+
+		err = runtime.BindStyledParameterWithOptions("simple", "If-Match", valueList[0], &IfMatch, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""})
+		if err != nil {
+			siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter If-Match: %w", err), http.StatusBadRequest)
+			return
+		}
+
+		params.IfMatch = &IfMatch
+
+	}
+
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -1902,7 +1926,7 @@ func (siw *ServerInterfaceWrapper) RotateCredential(c *gin.Context) {
 		}
 	}
 
-	siw.Handler.RotateCredential(c, credentialId)
+	siw.Handler.RotateCredential(c, credentialId, params)
 }
 
 // SealCredential operation middleware
@@ -1987,6 +2011,30 @@ func (siw *ServerInterfaceWrapper) DeleteCredential(c *gin.Context) {
 		return
 	}
 
+	// Parameter object where we will unmarshal all parameters from the context
+	var params DeleteCredentialParams
+
+	headers := c.Request.Header
+
+	// ------------- Optional header parameter "If-Match" -------------
+	if valueList, found := headers[http.CanonicalHeaderKey("If-Match")]; found {
+		var IfMatch IfMatch
+		n := len(valueList)
+		if n != 1 {
+			siw.ErrorHandler(c, fmt.Errorf("Expected one value for If-Match, got %d", n), http.StatusBadRequest)
+			return
+		}
+
+		err = runtime.BindStyledParameterWithOptions("simple", "If-Match", valueList[0], &IfMatch, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""})
+		if err != nil {
+			siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter If-Match: %w", err), http.StatusBadRequest)
+			return
+		}
+
+		params.IfMatch = &IfMatch
+
+	}
+
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -1994,7 +2042,7 @@ func (siw *ServerInterfaceWrapper) DeleteCredential(c *gin.Context) {
 		}
 	}
 
-	siw.Handler.DeleteCredential(c, credentialId)
+	siw.Handler.DeleteCredential(c, credentialId, params)
 }
 
 // UnsealCredential operation middleware
@@ -2048,6 +2096,30 @@ func (siw *ServerInterfaceWrapper) ReplaceCredential(c *gin.Context) {
 		return
 	}
 
+	// Parameter object where we will unmarshal all parameters from the context
+	var params ReplaceCredentialParams
+
+	headers := c.Request.Header
+
+	// ------------- Optional header parameter "If-Match" -------------
+	if valueList, found := headers[http.CanonicalHeaderKey("If-Match")]; found {
+		var IfMatch IfMatch
+		n := len(valueList)
+		if n != 1 {
+			siw.ErrorHandler(c, fmt.Errorf("Expected one value for If-Match, got %d", n), http.StatusBadRequest)
+			return
+		}
+
+		err = runtime.BindStyledParameterWithOptions("simple", "If-Match", valueList[0], &IfMatch, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""})
+		if err != nil {
+			siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter If-Match: %w", err), http.StatusBadRequest)
+			return
+		}
+
+		params.IfMatch = &IfMatch
+
+	}
+
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -2055,7 +2127,7 @@ func (siw *ServerInterfaceWrapper) ReplaceCredential(c *gin.Context) {
 		}
 	}
 
-	siw.Handler.ReplaceCredential(c, credentialId)
+	siw.Handler.ReplaceCredential(c, credentialId, params)
 }
 
 // GetCredentialMetadata operation middleware

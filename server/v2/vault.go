@@ -2,6 +2,7 @@ package v2
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"time"
 	"unicode/utf8"
@@ -9,9 +10,11 @@ import (
 	"github.com/gin-gonic/gin"
 
 	api "github.com/latticekeep/latticekeep/api/openapi/v2"
+	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/vault"
+	"github.com/latticekeep/latticekeep/internal/vault/listing"
 	"github.com/latticekeep/latticekeep/server/gate"
 )
 
@@ -104,7 +107,7 @@ func (a *vaultAPI) ListCredentials(c *gin.Context, params api.ListCredentialsPar
 
 func filter(params api.ListCredentialsParams) vault.Filter {
 	f := vault.Filter{
-		Text: gate.Value(params.Q), Type: gate.Value(params.CredentialType), Status: vault.Status(gate.Value(params.Status)),
+		Text: gate.Value(params.Q), Type: gate.Value(params.CredentialType), Status: listing.Status(gate.Value(params.Status)),
 	}
 	if params.ExpiresBefore != nil {
 		// For the vault, the zero time means that no limit is given. A microsecond later gives the
@@ -150,6 +153,23 @@ func (a *vaultAPI) GetVaultSummary(c *gin.Context, params api.GetVaultSummaryPar
 	})
 }
 
+// conditional turns the refusal of a change whose If-Match does not hold into a 412.
+func conditional(err error) error {
+	if errors.Is(err, vault.ErrCondition) {
+		return gate.Refusal(http.StatusPreconditionFailed, fault.Message(err))
+	}
+	return err
+}
+
+// condition returns the condition of a change, and finds out whether the caller may also unseal:
+// that decides what it is told when the condition does not hold.
+func condition(ctx context.Context, call *gate.Call, ifMatch *string) (vault.Condition, error) {
+	if ifMatch == nil {
+		return "", nil
+	}
+	return vault.Condition(*ifMatch), call.Also(ctx, authz.UnsealCredential)
+}
+
 // GetCredentialMetadata returns the metadata of one credential, as in the list.
 func (a *vaultAPI) GetCredentialMetadata(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
@@ -157,6 +177,7 @@ func (a *vaultAPI) GetCredentialMetadata(c *gin.Context, id string) {
 		if err != nil {
 			return nil, err
 		}
+		c.Header("ETag", found.EntityTag())
 		return credentialAnswer(found), nil
 	})
 }
@@ -166,44 +187,48 @@ func (a *vaultAPI) GetCredentialMetadata(c *gin.Context, id string) {
 func (a *vaultAPI) UnsealCredential(c *gin.Context, id string, params api.UnsealCredentialParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		if params.Version == nil {
-			return unsealed(a.vault.Unseal(ctx, call.Principal(), id))
+			return unsealed(c)(a.vault.Unseal(ctx, call.Principal(), id))
 		}
-		return unsealed(a.vault.UnsealVersion(ctx, call.Principal(), id, uint64(*params.Version)))
+		return unsealed(c)(a.vault.UnsealVersion(ctx, call.Principal(), id, uint64(*params.Version)))
 	})
 }
 
 // UnsealCredentialByName returns the newest active credential with a name.
 func (a *vaultAPI) UnsealCredentialByName(c *gin.Context, name string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		return unsealed(a.vault.UnsealByName(ctx, call.Principal(), name))
+		return unsealed(c)(a.vault.UnsealByName(ctx, call.Principal(), name))
 	})
 }
 
-func unsealed(c vault.Unsealed, err error) (any, error) {
-	if err != nil {
-		return nil, err
-	}
-	defer zero(c.Values)
-	answer := api.UnsealedCredential{
-		Success: true, CredentialId: c.ID, Name: c.Name, CredentialType: c.Type, Values: make(map[string]string),
-		Version: int64(c.Version), CreatedAt: c.CreatedAt.UTC(), ExpiresAt: c.ExpiresAt.UTC(),
-	}
-	binary := make(map[string][]byte)
-	for key, value := range c.Values {
-		if utf8.Valid(value) {
-			answer.Values[key] = string(value)
-		} else {
-			binary[key] = append([]byte(nil), value...)
+// unsealed returns the function that answers an unsealed credential, with its entity tag.
+func unsealed(c *gin.Context) func(vault.Unsealed, error) (any, error) {
+	return func(u vault.Unsealed, err error) (any, error) {
+		if err != nil {
+			return nil, err
 		}
+		defer zero(u.Values)
+		c.Header("ETag", u.EntityTag())
+		answer := api.UnsealedCredential{
+			Success: true, CredentialId: u.ID, Name: u.Name, CredentialType: u.Type, Values: make(map[string]string),
+			Version: int64(u.Version), CreatedAt: u.CreatedAt.UTC(), ExpiresAt: u.ExpiresAt.UTC(),
+		}
+		binary := make(map[string][]byte)
+		for key, value := range u.Values {
+			if utf8.Valid(value) {
+				answer.Values[key] = string(value)
+			} else {
+				binary[key] = append([]byte(nil), value...)
+			}
+		}
+		if len(binary) > 0 {
+			answer.BinaryValues = &binary
+		}
+		return answer, nil
 	}
-	if len(binary) > 0 {
-		answer.BinaryValues = &binary
-	}
-	return answer, nil
 }
 
 // ReplaceCredential stores new values as the next version.
-func (a *vaultAPI) ReplaceCredential(c *gin.Context, id string) {
+func (a *vaultAPI) ReplaceCredential(c *gin.Context, id string, params api.ReplaceCredentialParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.ReplaceRequest
 		if err := call.Decode(&body); err != nil {
@@ -213,32 +238,44 @@ func (a *vaultAPI) ReplaceCredential(c *gin.Context, id string) {
 		if err != nil {
 			return nil, err
 		}
-		r := vault.ReplaceRequest{Values: secrets(body.Values), TTLDays: days}
+		ifMatch, err := condition(ctx, call, params.IfMatch)
+		if err != nil {
+			return nil, err
+		}
+		r := vault.ReplaceRequest{Values: secrets(body.Values), TTLDays: days, IfMatch: ifMatch}
 		defer zero(r.Values)
 		replaced, err := a.vault.Replace(ctx, call.Principal(), id, r)
 		if err != nil {
-			return nil, err
+			return nil, conditional(err)
 		}
 		return credentialAnswer(replaced), nil
 	})
 }
 
 // RotateCredential re-encrypts a credential.
-func (a *vaultAPI) RotateCredential(c *gin.Context, id string) {
+func (a *vaultAPI) RotateCredential(c *gin.Context, id string, params api.RotateCredentialParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		rotated, err := a.vault.Rotate(ctx, call.Principal(), id)
+		ifMatch, err := condition(ctx, call, params.IfMatch)
 		if err != nil {
 			return nil, err
+		}
+		rotated, err := a.vault.Rotate(ctx, call.Principal(), id, ifMatch)
+		if err != nil {
+			return nil, conditional(err)
 		}
 		return credentialAnswer(rotated), nil
 	})
 }
 
 // DeleteCredential deletes a credential permanently.
-func (a *vaultAPI) DeleteCredential(c *gin.Context, id string) {
+func (a *vaultAPI) DeleteCredential(c *gin.Context, id string, params api.DeleteCredentialParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		if err := a.vault.Delete(ctx, call.Principal(), id); err != nil {
+		ifMatch, err := condition(ctx, call, params.IfMatch)
+		if err != nil {
 			return nil, err
+		}
+		if err := a.vault.Delete(ctx, call.Principal(), id, ifMatch); err != nil {
+			return nil, conditional(err)
 		}
 		return api.DeletedCredential{Success: true, CredentialId: id}, nil
 	})

@@ -446,3 +446,67 @@ func TestDeniedAttemptsAreInTheAuditLog(t *testing.T) {
 		t.Errorf("entry %v", e)
 	}
 }
+
+// Reads of one credential carry the tag of their version, and a change that names another one is a
+// 412 that changes nothing.
+func TestAChangeUnderATagIsMadeOnItsVersion(t *testing.T) {
+	s := newService(t)
+	id := s.Post("/api/v2/vault/seal", `{"name":"a/b","credential_type":"t","values":{"k":"one"}}`).Want(t, http.StatusCreated)["credential_id"].(string)
+	call := func(method, path, body, ifMatch string) servertest.Reply {
+		return s.Call(servertest.Request{Method: method, Path: "/api/v2/vault/" + path, Key: s.Key, Body: body, Header: http.Header{"If-Match": {ifMatch}}})
+	}
+	tags := func() (all []string) {
+		for _, path := range []string{id, id + "/metadata", "by-name/a%2Fb"} {
+			r := s.Get("/api/v2/vault/" + path)
+			r.Want(t, http.StatusOK)
+			all = append(all, r.Header.Get("ETag"))
+		}
+		return slices.Compact(all)
+	}
+	first := tags()
+	if len(first) != 1 || !strings.HasPrefix(first[0], `"`) {
+		t.Fatalf("the tags of one version: %v", first)
+	}
+	call("PUT", id, `{"values":{"k":"two"}}`, first[0]).Want(t, http.StatusOK)
+	for _, r := range []servertest.Reply{
+		call("PUT", id, `{"values":{"k":"three"}}`, first[0]), call("POST", "rotate/"+id, "", first[0]), call("DELETE", id, "", `"x", "y"`),
+	} {
+		if m := r.Message(t, http.StatusPreconditionFailed); !strings.Contains(m, "If-Match") || r.Header.Get("ETag") != "" {
+			t.Errorf("%s, tag %q", m, r.Header.Get("ETag"))
+		}
+	}
+	for _, malformed := range []string{"x", "'x'", `"x`, `"x";"y"`, "*, *", `"é"`} {
+		call("DELETE", id, "", malformed).Message(t, http.StatusBadRequest)
+	}
+	second := tags()
+	if got := s.Get("/api/v2/vault/"+id).Want(t, http.StatusOK); got["version"] != 2.0 || len(second) != 1 || second[0] == first[0] {
+		t.Errorf("version %v with the tags %v", got["version"], second)
+	}
+	call("POST", "rotate/"+id, "", "*").Want(t, http.StatusOK)
+	call("DELETE", id, "", strings.Join(tags(), ", ")).Want(t, http.StatusOK)
+	if r := s.Get("/api/v2/vault/" + id); r.Status != http.StatusForbidden || r.Header.Get("ETag") != "" {
+		t.Error(r.Status, r.Header)
+	}
+}
+
+// A pod may learn that its condition does not hold when its cluster lets it unseal, too.
+func TestAConditionOfAPodAsksForTheRightToRead(t *testing.T) {
+	s := newService(t)
+	p := s.UsePods(s.Tenant)
+	id := s.Post("/api/v2/vault/seal", `{"name":"n","credential_type":"t","values":{"k":"one"}}`).Want(t, http.StatusCreated)["credential_id"].(string)
+	replace := func(ifMatch string) int {
+		r := servertest.Request{Method: "PUT", Path: "/api/v2/vault/" + id, Bearer: servertest.ShopToken, Body: `{"values":{"k":"two"}}`}
+		if ifMatch != "" {
+			r.Header = http.Header{"If-Match": {ifMatch}}
+		}
+		return s.Call(r).Status
+	}
+	p.Allow(servertest.AllowOnly("replace"))
+	if got := []int{replace(`"x"`), replace("")}; !slices.Equal(got, []int{http.StatusForbidden, http.StatusOK}) {
+		t.Error("that may only replace:", got)
+	}
+	p.Allow(func(_, verb, _ string) bool { return verb == "replace" || verb == "unseal" })
+	if got := replace(`"x"`); got != http.StatusPreconditionFailed {
+		t.Error("that may unseal, too:", got)
+	}
+}

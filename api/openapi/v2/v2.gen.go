@@ -386,6 +386,7 @@ const (
 	ErrorErrorCodeN404 ErrorErrorCode = 404
 	ErrorErrorCodeN405 ErrorErrorCode = 405
 	ErrorErrorCodeN409 ErrorErrorCode = 409
+	ErrorErrorCodeN412 ErrorErrorCode = 412
 	ErrorErrorCodeN413 ErrorErrorCode = 413
 	ErrorErrorCodeN415 ErrorErrorCode = 415
 	ErrorErrorCodeN422 ErrorErrorCode = 422
@@ -408,6 +409,8 @@ func (e ErrorErrorCode) Valid() bool {
 	case ErrorErrorCodeN405:
 		return true
 	case ErrorErrorCodeN409:
+		return true
+	case ErrorErrorCodeN412:
 		return true
 	case ErrorErrorCodeN413:
 		return true
@@ -3197,6 +3200,9 @@ type CredentialPath = string
 // Cursor defines model for Cursor.
 type Cursor = string
 
+// IfMatch defines model for IfMatch.
+type IfMatch = string
+
 // Limit defines model for Limit.
 type Limit = int
 
@@ -3220,6 +3226,9 @@ type NotFound = Error
 
 // PayloadTooLarge defines model for PayloadTooLarge.
 type PayloadTooLarge = Error
+
+// PreconditionFailed defines model for PreconditionFailed.
+type PreconditionFailed = Error
 
 // ServiceUnavailable defines model for ServiceUnavailable.
 type ServiceUnavailable = Error
@@ -3412,6 +3421,13 @@ type ListCredentialsParams struct {
 // ListCredentialsParamsStatus defines parameters for ListCredentials.
 type ListCredentialsParamsStatus string
 
+// RotateCredentialParams defines parameters for RotateCredential.
+type RotateCredentialParams struct {
+	// IfMatch Entity tags from the `ETag` of a read, or `*`. The change is made only while the credential is one of these versions;
+	// otherwise nothing changes and the answer is 412. A caller that may not unseal the credential gets the one 403 instead.
+	IfMatch *IfMatch `json:"If-Match,omitempty"`
+}
+
 // SealCredentialParams defines parameters for SealCredential.
 type SealCredentialParams struct {
 	// IdempotencyKey Makes the call safe to repeat: for 24 hours the same key with the same body answers the credential that the
@@ -3426,10 +3442,24 @@ type GetVaultSummaryParams struct {
 	ExpiringWithinDays *int `form:"expiring_within_days,omitempty" json:"expiring_within_days,omitempty"`
 }
 
+// DeleteCredentialParams defines parameters for DeleteCredential.
+type DeleteCredentialParams struct {
+	// IfMatch Entity tags from the `ETag` of a read, or `*`. The change is made only while the credential is one of these versions;
+	// otherwise nothing changes and the answer is 412. A caller that may not unseal the credential gets the one 403 instead.
+	IfMatch *IfMatch `json:"If-Match,omitempty"`
+}
+
 // UnsealCredentialParams defines parameters for UnsealCredential.
 type UnsealCredentialParams struct {
 	// Version The version to read, instead of the current one.
 	Version *int64 `form:"version,omitempty" json:"version,omitempty"`
+}
+
+// ReplaceCredentialParams defines parameters for ReplaceCredential.
+type ReplaceCredentialParams struct {
+	// IfMatch Entity tags from the `ETag` of a read, or `*`. The change is made only while the credential is one of these versions;
+	// otherwise nothing changes and the answer is 412. A caller that may not unseal the credential gets the one 403 instead.
+	IfMatch *IfMatch `json:"If-Match,omitempty"`
 }
 
 // GetReadinessParams defines parameters for GetReadiness.

@@ -1,0 +1,80 @@
+// Package listing says which credentials a list selects, and what its cursors are. It reads nothing,
+// and does not know who may see a credential.
+package listing
+
+import (
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/vault/record"
+)
+
+// Status says whether a credential can still be unsealed.
+type Status string
+
+// These are the statuses.
+const (
+	Active  Status = "active"
+	Expired Status = "expired"
+)
+
+// MaxFilterText bounds the text that names are searched for, in characters.
+const MaxFilterText = 255
+
+// Filter selects the credentials that match all of its fields. A zero field matches every
+// credential.
+type Filter struct {
+	Text          string // part of the name, in any case (Unicode simple folding)
+	Type          string
+	Status        Status
+	ExpiresBefore time.Time
+}
+
+// Validate returns fault.Invalid for a filter that is out of bounds.
+func (f Filter) Validate() error {
+	if !utf8.ValidString(f.Text) || utf8.RuneCountInString(f.Text) > MaxFilterText {
+		return fault.New(fault.Invalid, "q must be at most 255 characters of UTF-8")
+	}
+	if f.Status != "" && f.Status != Active && f.Status != Expired {
+		return fault.New(fault.Invalid, "status must be active or expired")
+	}
+	return nil
+}
+
+// Matcher returns a function that reports whether a credential matches the filter at now.
+func (f Filter) Matcher(now time.Time) func(r *record.Record) bool {
+	text := fold(f.Text)
+	return func(r *record.Record) bool {
+		switch {
+		case f.Type != "" && r.Type != f.Type,
+			f.Status != "" && (f.Status == Expired) == now.Before(r.ExpiresAt),
+			!f.ExpiresBefore.IsZero() && !r.ExpiresAt.Before(f.ExpiresBefore):
+			return false
+		}
+		return text == "" || strings.Contains(fold(r.Name), text)
+	}
+}
+
+// fold maps texts that differ only in case to the same text.
+func fold(s string) string { return strings.Map(foldRune, s) }
+
+// foldRune returns the smallest rune that is equal to r under simple case folding. An ASCII letter
+// becomes its upper-case form.
+func foldRune(r rune) rune {
+	switch {
+	case 'a' <= r && r <= 'z':
+		return r - 'a' + 'A'
+	case r < utf8.RuneSelf:
+		return r
+	}
+	for { // follow the orbit of r until it wraps around
+		next := unicode.SimpleFold(r)
+		if next <= r {
+			return next
+		}
+		r = next
+	}
+}
