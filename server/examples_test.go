@@ -112,6 +112,14 @@ var examples = map[string]func(*world, operation) servertest.Request{
 	"v2 replaceCredential": func(w *world, o operation) servertest.Request {
 		return w.send(o, w.credential(), object{"values": object{w.word: w.word}, "ttl_days": 30})
 	},
+	"v2 patchCredential": func(w *world, o operation) servertest.Request {
+		r := w.send(o, w.credential(), object{"values": object{w.word: w.word, "gone": nil}, "ttl_days": 30})
+		r.Bearer = w.owner.Access
+		return r
+	},
+	"v2 putCredentialByName": func(w *world, o operation) servertest.Request {
+		return w.send(o, "p"+w.unique(), object{"credential_type": w.word, "values": object{w.word: w.word}, "ttl_days": 30})
+	},
 	"v2 rotateCredential": (*world).exampleCredential,
 	"v2 deleteCredential": (*world).exampleCredential,
 

@@ -52,6 +52,10 @@ func put(path string, body any, ids ...string) call {
 	return call{method: http.MethodPut, path: path, ids: ids, body: body}
 }
 
+func patch(path string, body any, ids ...string) call {
+	return call{method: http.MethodPatch, path: path, ids: ids, body: body}
+}
+
 func remove(path string, ids ...string) call {
 	return call{method: http.MethodDelete, path: path, ids: ids}
 }

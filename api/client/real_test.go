@@ -138,6 +138,12 @@ func TestTheLifeOfACredential(t *testing.T) {
 	_, err = c.V2.ReplaceCredential(ctx, id, v2.ReplaceRequest{Values: map[string]string{"password": "lost"}}, client.IfMatch(tag))
 	fails(t, err, client.ErrPreconditionFailed)
 	fails(t, c.V2.DeleteCredential(ctx, id, client.IfMatch(tag)), client.ErrPreconditionFailed)
+	two := "two"
+	must(c.V2.PatchCredential(ctx, id, v2.PatchRequest{Values: map[string]*string{"user": &two, "password": nil}}))(t)
+	stored := must(c.V2.PutCredentialByName(ctx, name, v2.PutRequest{CredentialType: "database", Values: map[string]string{"password": "three"}}))(t)
+	if stored.CredentialId != id || stored.Version != 6 {
+		t.Errorf("%s version %d", stored.CredentialId, stored.Version)
+	}
 	one := 1
 	page := must(c.V2.ListCredentials(ctx, &v2.ListCredentialsParams{Limit: &one}))(t)
 	if len(page.Credentials) != 1 {

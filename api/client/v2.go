@@ -66,6 +66,18 @@ func (v *V2) ReplaceCredential(ctx context.Context, credentialID string, r v2.Re
 	return do[v2.CredentialAnswer](ctx, v.transport, put("/api/v2/vault/{credential_id}", r, credentialID).changed(options))
 }
 
+// PatchCredential changes some values of a credential: nil removes a key, and what is not named stays.
+// The caller must also be allowed to unseal the credential.
+func (v *V2) PatchCredential(ctx context.Context, credentialID string, r v2.PatchRequest, options ...CallOption) (*v2.CredentialAnswer, error) {
+	return do[v2.CredentialAnswer](ctx, v.transport, patch("/api/v2/vault/{credential_id}", r, credentialID).changed(options))
+}
+
+// PutCredentialByName stores the values as the next version of the credential with this name, or as a
+// new credential, whose version is 1.
+func (v *V2) PutCredentialByName(ctx context.Context, name string, r v2.PutRequest, options ...CallOption) (*v2.CredentialAnswer, error) {
+	return do[v2.CredentialAnswer](ctx, v.transport, put("/api/v2/vault/by-name/{name}", r, name).changed(options))
+}
+
 // RotateCredential encrypts a credential again with fresh keys. Its values stay the same.
 func (v *V2) RotateCredential(ctx context.Context, credentialID string, options ...CallOption) (*v2.CredentialAnswer, error) {
 	return do[v2.CredentialAnswer](ctx, v.transport, post("/api/v2/vault/rotate/{credential_id}", nil, credentialID).changed(options))

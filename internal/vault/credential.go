@@ -7,6 +7,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
@@ -44,6 +45,16 @@ func credentialOf(r *record.Record, now time.Time, owned bool) Credential {
 		ID: r.ID, Name: r.Name, Type: r.Type, Version: r.Version,
 		CreatedAt: r.CreatedAt, SealedAt: r.SealedAt, ExpiresAt: r.ExpiresAt,
 		Expired: !now.Before(r.ExpiresAt), Owned: owned,
+	}
+}
+
+// newRecord returns a record without its sealed part; see [record.Record.Seal].
+func newRecord(tenant authz.TenantID, id string, version uint64, created, now time.Time, req SealRequest) *record.Record {
+	ttl := req.ttlDays()
+	now = now.UTC().Truncate(time.Microsecond)
+	return &record.Record{
+		Tenant: tenant, ID: id, Version: version, Name: req.Name, Type: req.Type, TTLDays: uint64(ttl),
+		CreatedAt: created.UTC().Truncate(time.Microsecond), SealedAt: now, ExpiresAt: now.AddDate(0, 0, ttl),
 	}
 }
 
@@ -120,6 +131,17 @@ func (req ReplaceRequest) validate() error {
 
 func validName(name string) bool {
 	return name != "" && len(name) <= MaxNameBytes && utf8.ValidString(name) && !strings.ContainsFunc(name, unicode.IsControl)
+}
+
+// validatePath refuses a new name with a segment that would mean another path elsewhere. Names of
+// that kind which exist stay as they are.
+func validatePath(name string) error {
+	for segment := range strings.SplitSeq(name, "/") {
+		if segment == "" || segment == "." || segment == ".." {
+			return fault.New(fault.Invalid, `name must be a path without empty segments, and without segments "." and ".."`)
+		}
+	}
+	return nil
 }
 
 func invisible(r rune) bool { return r <= ' ' || r > '~' }

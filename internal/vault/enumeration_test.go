@@ -76,6 +76,10 @@ func TestAllThatIsNotThereIsOneCase(t *testing.T) {
 			_, err := f.vault.Replace(t.Context(), f.a, id, ReplaceRequest{Values: secrets(login)})
 			return err
 		},
+		"Patch": func(id string) error {
+			_, err := f.vault.Patch(t.Context(), f.a, id, PatchRequest{Set: secrets(login)})
+			return err
+		},
 		"Delete": func(id string) error { return f.vault.Delete(t.Context(), f.a, id) },
 	}
 	for operation, do := range operations {
@@ -120,7 +124,7 @@ func TestAllThatIsNotThereIsOneCase(t *testing.T) {
 
 	// A new method is added to the table above, or here with what it names instead of a credential.
 	others := map[string]string{
-		"Seal": "makes one", "List": "names none", "Summary": "names none",
+		"Seal": "makes one", "Put": "makes one where none is", "List": "names none", "Summary": "names none",
 		"Owned": "an object's", "Apply": "an object's", "Generate": "an object's", "Reencrypt": "an object's", "Release": "an object's",
 		"UnsealOwned": "an object's", "Holds": "an object's", "Adopt": "an object's", "Objects": "the deployment's", "SealingKeyUse": "the deployment's",
 		"Sweep": "the deployment's",

@@ -41,9 +41,9 @@ func (v *Vault) UnsealByName(ctx context.Context, p authz.Principal, name string
 	if !validName(name) {
 		name = "" // no credential has this name
 	}
-	query := v.records.names.query(p, name, v.now())
+	query := v.records.names.Query(p, name, v.now())
 	return v.unseal(ctx, p, finder{name: name, id: func(rd store.Reader) (string, error) {
-		return v.records.names.find(rd, query)
+		return v.records.names.Find(rd, query)
 	}})
 }
 

@@ -234,8 +234,8 @@ func TestOwnersAreThoseOfOneCluster(t *testing.T) {
 		return owned
 	}
 	first := apply(f.a.Tenant, uid, here)
-	apply(f.b.Tenant, "other-tenant", Object{"c1", "ns2", "db2"})
-	apply(f.a.Tenant, "other-cluster", Object{"c2", "ns", "db"})
+	apply(f.b.Tenant, "other-tenant", Object{Cluster: "c1", Namespace: "ns2", Name: "db2"})
+	apply(f.a.Tenant, "other-cluster", Object{Cluster: "c2", Namespace: "ns", Name: "db"})
 	apply(f.a.Tenant, "damaged", here)
 	f.commit(func(tx store.Tx) error { return tx.Put(ownedKey(f.a.Tenant, "damaged"), []byte("junk")) })
 
@@ -248,7 +248,7 @@ func TestOwnersAreThoseOfOneCluster(t *testing.T) {
 		got[o] = true
 	}
 	if want := (map[Owner]bool{
-		{here, uid, f.a.Tenant}: true, {Object{"c1", "ns2", "db2"}, "other-tenant", f.b.Tenant}: true,
+		{here, uid, f.a.Tenant}: true, {Object{Cluster: "c1", Namespace: "ns2", Name: "db2"}, "other-tenant", f.b.Tenant}: true,
 	}); !maps.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}

@@ -13,20 +13,12 @@ import (
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/mac"
+	"github.com/latticekeep/latticekeep/internal/vault/names"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
-// Object names a SealedCredential. The name and the UID together identify one object, so a new
-// object with an old name is another object.
-type Object struct {
-	Cluster   string `json:"cluster"` // UID
-	Namespace string `json:"namespace"`
-	Name      string `json:"name"`
-}
-
-func (o Object) namespace() authz.Namespace {
-	return authz.Namespace{Cluster: o.Cluster, Name: o.Namespace}
-}
+// Object names a SealedCredential.
+type Object = names.Object
 
 // Owner is an object that owns a credential.
 type Owner struct {
@@ -127,7 +119,7 @@ func (o ownership) hides(p authz.Principal) bool {
 	if !o.owned || p.Kind != authz.ServiceAccount {
 		return false
 	}
-	return o.row == nil || p.Namespace != o.row.Object.namespace()
+	return o.row == nil || p.Namespace != o.row.Object.In()
 }
 
 // of returns which object owns a credential. It reads and verifies the same number of rows whether

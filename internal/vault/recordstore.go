@@ -12,6 +12,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/idempotency"
 	"github.com/latticekeep/latticekeep/internal/vault/mac"
+	"github.com/latticekeep/latticekeep/internal/vault/names"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
@@ -23,7 +24,7 @@ var errMoved = fault.New(fault.Conflict, "the credential changed meanwhile: retr
 // recordStore changes records together with their rows in the name index and in the history.
 type recordStore struct {
 	mac.Rows
-	names  nameIndex
+	names  names.Index
 	owners ownerRows
 }
 
@@ -117,7 +118,7 @@ func (s recordStore) put(tx store.Tx, r *record.Record, change audit.EventType, 
 }
 
 // replace stores next in place of old, if old is still the newest version. Otherwise it returns
-// errMoved.
+// errMoved. With other values it forgets the request that made old, whose row depends on the old ones.
 func (s recordStore) replace(tx store.Tx, old, next *record.Record, change audit.EventType) error {
 	current, err := record.Find(tx, old.Tenant, old.ID)
 	if err != nil {
@@ -126,7 +127,10 @@ func (s recordStore) replace(tx store.Tx, old, next *record.Record, change audit
 	if current == nil || current.Version != old.Version {
 		return errMoved
 	}
-	return s.put(tx, next, change, nil)
+	if change != audit.CredentialReencrypted {
+		err = tx.Delete(idempotency.RequestKey(next.Tenant, next.ID))
+	}
+	return errors.Join(err, s.put(tx, next, change, nil))
 }
 
 // remove deletes all rows of a credential, damaged ones too.
@@ -170,12 +174,12 @@ func (s recordStore) index(tx store.Tx, r *record.Record, change audit.EventType
 
 // indexRows returns the line in the history and the rows in the name index of r.
 func (s recordStore) indexRows(r *record.Record, change audit.EventType, o *Object) ([]mac.Row, error) {
-	hash := s.names.hash(r.Tenant, r.Name)
+	hash := s.names.Hash(r.Tenant, r.Name)
 	line, err := mac.Encode(s.Rows, versionKey(r.Tenant, r.ID, r.Version), versionRow{
 		Change: versionNames[change], CreatedAt: r.CreatedAt, SealedAt: r.SealedAt, ExpiresAt: r.ExpiresAt,
 		Name: hash, Object: o,
 	})
-	return append([]mac.Row{line}, s.names.encode(r, hash, o)...), err
+	return append([]mac.Row{line}, s.names.Encode(r, hash, o)...), err
 }
 
 // unindex removes a credential from every section of the name index that its record, its newest
@@ -209,14 +213,14 @@ func (s recordStore) unindex(tx store.Tx, tenant authz.TenantID, id string) erro
 	}
 	leave := func(hash string, expires, created time.Time) (err error) {
 		for _, o := range objects {
-			for _, section := range s.names.sections(tenant, hash, o) {
-				err = errors.Join(err, tx.Delete(nameKey(tenant, section, expires, created, id)))
+			for _, section := range s.names.Sections(tenant, hash, o) {
+				err = errors.Join(err, tx.Delete(names.Key(tenant, section, expires, created, id)))
 			}
 		}
 		return err
 	}
 	if r != nil {
-		err = leave(s.names.hash(tenant, r.Name), r.ExpiresAt, r.CreatedAt)
+		err = leave(s.names.Hash(tenant, r.Name), r.ExpiresAt, r.CreatedAt)
 	}
 	if row != nil {
 		err = errors.Join(err, leave(row.Name, row.ExpiresAt, row.CreatedAt))

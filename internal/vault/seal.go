@@ -5,11 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/idempotency"
 	"github.com/latticekeep/latticekeep/internal/vault/mac"
@@ -35,11 +35,11 @@ func (v *Vault) Seal(ctx context.Context, p authz.Principal, req SealRequest) (C
 				return *first, nil
 			}
 		}
-		return v.seal(ctx, p, req, fp)
+		return attempt{v}.seal(ctx, p, req, fp)
 	})
 }
 
-func (v *Vault) seal(ctx context.Context, p authz.Principal, req SealRequest, fp *idempotency.Fingerprint) (Credential, error) {
+func (v attempt) seal(ctx context.Context, p authz.Principal, req SealRequest, fp *idempotency.Fingerprint) (Credential, error) {
 	keys, err := v.currentKeys(ctx, p.Tenant)
 	if err != nil {
 		return Credential{}, err
@@ -94,29 +94,71 @@ func (v *Vault) replay(ctx context.Context, p authz.Principal, fp *idempotency.F
 // full TTL, and deletes the old ciphertext. Errors: fault.Forbidden for a credential that does not
 // exist for p or belongs to an object; [ErrCondition]; fault.Unavailable.
 func (v *Vault) Rotate(ctx context.Context, p authz.Principal, id string, ifMatch ...Condition) (Credential, error) {
-	return retryConflicts(func() (Credential, error) { return v.change(ctx, p, id, nil, ifMatch...) })
+	return retryConflicts(func() (Credential, error) { return attempt{v}.change(ctx, p, id, edit{}, ifMatch...) })
 }
 
 // Replace stores new values as the credential's next version, under new keys and with a full TTL,
 // and deletes the old ciphertext. Errors: those of [Vault.Rotate], and fault.Invalid.
 func (v *Vault) Replace(ctx context.Context, p authz.Principal, id string, req ReplaceRequest) (Credential, error) {
-	return retryConflicts(func() (Credential, error) { return v.change(ctx, p, id, &req, req.IfMatch) })
+	values := func(map[string]secret.Bytes) (map[string]secret.Bytes, error) { return req.Values, nil }
+	return retryConflicts(func() (Credential, error) {
+		return attempt{v}.change(ctx, p, id, edit{req.validate, values, req.TTLDays}, req.IfMatch)
+	})
 }
 
-// change stores the next version of a credential, with the values of req, or with the current
-// values when req is nil. It opens the old version in both cases, because it signs the old metadata
-// again and must verify it first.
-func (v *Vault) change(ctx context.Context, p authz.Principal, id string, req *ReplaceRequest, ifMatch ...Condition) (Credential, error) {
+// Patch stores the credential's next version with some values changed and all others kept, under new
+// keys and with a full TTL. What is kept decides whether the result is valid, so Patch also needs the
+// right to unseal: whoever may only write could find out keys otherwise. Errors: those of
+// [Vault.Replace].
+func (v *Vault) Patch(ctx context.Context, p authz.Principal, id string, req PatchRequest) (Credential, error) {
+	if !mayRead(p) {
+		err := v.guard.RecordAttempt(ctx, p, authz.ReplaceCredential, audit.Denied, string(cmp.Or(p.Denies(authz.ReplaceCredential), authz.MissingScope)))
+		return Credential{}, cmp.Or(err, errDenied)
+	}
+	return retryConflicts(func() (Credential, error) {
+		return attempt{v}.change(ctx, p, id, edit{req.validate, req.values, req.TTLDays}, req.IfMatch)
+	})
+}
+
+// Put stores a credential under a name: the next version of the one that the name leads to, or a new
+// one when there is none or it has expired. Of several puts at the same time, one makes it. What an
+// object owns is never replaced, and nothing is made beside it. created tells whether the credential
+// is new. Errors: fault.Forbidden, also when the name leads to an object's credential;
+// [ErrCondition]; fault.Invalid; fault.Unavailable.
+func (v *Vault) Put(ctx context.Context, p authz.Principal, req PutRequest) (c Credential, created bool, err error) {
+	if err := v.guard.Authorize(ctx, p, authz.SealCredential); err != nil {
+		return Credential{}, false, err
+	}
+	if err := cmp.Or(req.validate(), validatePath(req.Name)); err != nil {
+		return Credential{}, false, err
+	}
+	c, err = retryConflicts(func() (c Credential, err error) {
+		c, created, err = attempt{v}.put(ctx, p, req)
+		return c, err
+	})
+	return c, created, err
+}
+
+// edit says what the next version of a credential has. The zero value keeps its values and its TTL.
+type edit struct {
+	validate func() error // before anything is looked up; nil for nothing to validate
+	values   func(current map[string]secret.Bytes) (map[string]secret.Bytes, error)
+	ttlDays  int // 0 keeps the TTL
+}
+
+// change stores the next version of a credential. It opens the old version in every case, because it
+// signs the old metadata again and must verify it first.
+func (v attempt) change(ctx context.Context, p authz.Principal, id string, to edit, ifMatch ...Condition) (Credential, error) {
 	action, change := authz.RotateCredential, audit.CredentialReencrypted
-	if req != nil {
+	if to.values != nil {
 		action, change = authz.ReplaceCredential, audit.CredentialRotated
 	}
 	keys, err := v.ready(ctx, p, action)
 	if err != nil {
 		return Credential{}, err
 	}
-	if req != nil {
-		if err := req.validate(); err != nil {
+	if to.validate != nil {
+		if err := to.validate(); err != nil {
 			return Credential{}, err
 		}
 	}
@@ -138,28 +180,19 @@ func (v *Vault) change(ctx context.Context, p authz.Principal, id string, req *R
 		return Credential{}, cmp.Or(v.guard.Record(ctx, e), refused)
 	}
 	old, next := found.record, SealRequest{Values: found.values}
-	next.Name, next.Type, next.TTLDays = old.Name, old.Type, int(old.TTLDays)
-	if req != nil {
-		next.Values = req.Values
-		if req.TTLDays != 0 {
-			next.TTLDays = req.TTLDays
+	if to.values != nil {
+		if next.Values, err = to.values(found.values); err != nil {
+			return Credential{}, err
 		}
 	}
+	next.Name, next.Type, next.TTLDays = old.Name, old.Type, cmp.Or(to.ttlDays, int(old.TTLDays))
 	r := newRecord(p.Tenant, old.ID, old.Version+1, old.CreatedAt, now, next)
 	if err := r.Seal(keys, next.Values); err != nil {
 		return Credential{}, err
 	}
 	changed := versionEvent(r, change, p)
 	err = v.store.Update(ctx, func(tx store.Tx) error {
-		if err := v.records.replace(tx, old, r, change); err != nil {
-			return err
-		}
-		if req != nil { // a remembered request depends on the old values
-			if err := tx.Delete(idempotency.RequestKey(p.Tenant, r.ID)); err != nil {
-				return err
-			}
-		}
-		return appendEvent(v.guard, tx, changed)
+		return errors.Join(v.records.replace(tx, old, r, change), appendEvent(v.guard, tx, changed))
 	})
 	if err != nil {
 		return Credential{}, fmt.Errorf("changing a credential: %w", v.refuseChanged(ctx, changed, err))
@@ -221,14 +254,4 @@ func versionOf(r *record.Record) uint64 {
 		return 0
 	}
 	return r.Version
-}
-
-// newRecord returns a record without its sealed part; see [record.Record.Seal].
-func newRecord(tenant authz.TenantID, id string, version uint64, created, now time.Time, req SealRequest) *record.Record {
-	ttl := req.ttlDays()
-	now = now.UTC().Truncate(time.Microsecond)
-	return &record.Record{
-		Tenant: tenant, ID: id, Version: version, Name: req.Name, Type: req.Type, TTLDays: uint64(ttl),
-		CreatedAt: created.UTC().Truncate(time.Microsecond), SealedAt: now, ExpiresAt: now.AddDate(0, 0, ttl),
-	}
 }

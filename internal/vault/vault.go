@@ -39,6 +39,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/idempotency"
 	"github.com/latticekeep/latticekeep/internal/vault/mac"
+	"github.com/latticekeep/latticekeep/internal/vault/names"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
@@ -64,7 +65,7 @@ func New(s store.Store, guard *guard.Guard, keys *keyring.Ring, now func() time.
 	owners := ownerRows{rows}
 	return &Vault{
 		store: s, guard: guard, keys: keys, now: now, opener: (*record.Record).Open,
-		records:     recordStore{Rows: rows, names: nameIndex{rows}, owners: owners},
+		records:     recordStore{Rows: rows, names: names.Index{Rows: rows}, owners: owners},
 		previous:    previousVersions{store: s, guard: guard, owners: owners, now: now},
 		idempotency: idempotency.New(rows, s, now),
 		pageBudget:  pageBudget(), summaryBudget: summaryBudget(),
@@ -155,6 +156,9 @@ func versionEvent(r *record.Record, t audit.EventType, p authz.Principal) audit.
 // maxAttempts bounds how often an operation starts again because another operation changed the
 // credential between its lookup and its commit.
 const maxAttempts = 8
+
+// attempt is a change of a credential, which [retryConflicts] begins again when another one comes first.
+type attempt struct{ *Vault }
 
 // retryConflicts repeats attempt while another operation changes the same credential.
 func retryConflicts(attempt func() (Credential, error)) (Credential, error) {

@@ -13,6 +13,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/names"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
@@ -55,7 +56,7 @@ func CompareRows(ctx context.Context, s store.Store, report verify.Report, found
 		found(audit.RowFault{Key: key, Sequence: sequence, Reason: fmt.Sprintf(format, args...)})
 	}
 	seen := make(map[audit.CredentialKey]bool)
-	names := make(expectedNames)
+	expected := make(expectedNames)
 	err := audit.ScanAll(ctx, s, store.Prefix([]byte("credential/")), func(key, value []byte) error {
 		r, err := record.At(key, value)
 		if err != nil {
@@ -78,7 +79,7 @@ func CompareRows(ctx context.Context, s store.Store, report verify.Report, found
 			fault(key, state.Sequence, "credential %s of tenant %s is not the version that the log recorded here", r.ID, r.Tenant)
 		}
 		seen[id] = true
-		names[id] = &expectedName{Record: record.Record{Tenant: r.Tenant, ID: r.ID, Version: r.Version, CreatedAt: r.CreatedAt, ExpiresAt: r.ExpiresAt}}
+		expected[id] = &expectedName{Record: record.Record{Tenant: r.Tenant, ID: r.ID, Version: r.Version, CreatedAt: r.CreatedAt, ExpiresAt: r.ExpiresAt}}
 		return nil
 	})
 	if err != nil {
@@ -103,7 +104,7 @@ func CompareRows(ctx context.Context, s store.Store, report verify.Report, found
 			fault(record.Key(id.Tenant, id.Credential, version), state.Sequence, "credential %s of tenant %s has no row, but the log recorded it here", id.Credential, id.Tenant)
 		}
 	}
-	return names.verify(ctx, s, func(key []byte, id audit.CredentialKey, what string) {
+	return expected.verify(ctx, s, func(key []byte, id audit.CredentialKey, what string) {
 		fault(key, cmp.Or(report.Credentials[id].Sequence, report.Sequence), "credential %q of tenant %q %s", id.Credential, id.Tenant, what)
 	})
 }
@@ -120,16 +121,16 @@ type expectedNames map[audit.CredentialKey]*expectedName
 
 // verify calls fault for every credential that the index of names does not lead to as it must, or
 // that it leads to and that does not exist.
-func (names expectedNames) verify(ctx context.Context, s store.Store, fault func(key []byte, id audit.CredentialKey, what string)) error {
+func (expected expectedNames) verify(ctx context.Context, s store.Store, fault func(key []byte, id audit.CredentialKey, what string)) error {
 	const rowMAC = 32 // bytes
 	owned := audit.ScanAll(ctx, s, store.Prefix([]byte("owner/")), func(key, _ []byte) error {
-		if n := names[parseCredentialKey(append(key, '/'))]; n != nil {
+		if n := expected[parseCredentialKey(append(key, '/'))]; n != nil {
 			n.owned = true
 		}
 		return nil
 	})
 	history := audit.ScanAll(ctx, s, store.Prefix([]byte("credential-version/")), func(key, value []byte) error {
-		n := names[parseCredentialKey(key)]
+		n := expected[parseCredentialKey(key)]
 		var row versionRow
 		if n != nil && string(versionKey(n.Tenant, n.ID, n.Version)) == string(key) && len(value) > rowMAC && json.Unmarshal(value[rowMAC:], &row) == nil {
 			n.hash = row.Name
@@ -140,11 +141,11 @@ func (names expectedNames) verify(ctx context.Context, s store.Store, fault func
 		parts := strings.SplitN(string(key), "/", 4) // family, tenant, section, two times and the id
 		last := parts[len(parts)-1]
 		id := audit.CredentialKey{Tenant: authz.TenantID(parts[1]), Credential: last[min(16, len(last)):]}
-		n, section := names[id], parts[min(2, len(parts)-1)]
+		n, section := expected[id], parts[min(2, len(parts)-1)]
 		switch {
 		case n == nil:
 			fault(key, id, "is in the index of names and does not exist")
-		case string(nameKey(n.Tenant, section, n.ExpiresAt, n.CreatedAt, n.ID)) != string(key):
+		case string(names.Key(n.Tenant, section, n.ExpiresAt, n.CreatedAt, n.ID)) != string(key):
 			fault(key, id, "is in the index of names as another version")
 		case n.hash != "" && n.owned == (section == n.hash):
 			fault(key, id, "is in the index of names under another name")
@@ -158,7 +159,7 @@ func (names expectedNames) verify(ctx context.Context, s store.Store, fault func
 	if err := errors.Join(owned, history, index); err != nil {
 		return fmt.Errorf("reading the index of names: %w", err)
 	}
-	for id, n := range names {
+	for id, n := range expected {
 		want := 1
 		if n.owned {
 			want = 2 // section of all objects, section of the namespace

@@ -14,6 +14,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/names"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
@@ -275,7 +276,7 @@ func TestANameCannotBePointedElsewhere(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	db := f.seal(f.a, login)
 	other := f.sealNamed(f.a, "other", login)
-	prefix := string(namePrefix(f.a.Tenant, f.vault.records.names.hash(f.a.Tenant, "db")))
+	prefix := string(names.Prefix(f.a.Tenant, f.vault.records.names.Hash(f.a.Tenant, "db")))
 	keys, values := f.rows(prefix)
 	moved := []byte(string(keys[0][:len(prefix)+16]) + other.ID)
 	f.tamper(func(tx store.Tx) error {
@@ -360,8 +361,8 @@ func TestTheVerificationComparesTheIndexOfNames(t *testing.T) {
 	newer := since(before)
 	other := make(rows) // in the section of another name
 	for key, value := range newer {
-		section := f.vault.records.names.hash(f.a.Tenant, "other")
-		other[string(namePrefix(f.a.Tenant, section))+key[len(namePrefix(f.a.Tenant, section)):]] = value
+		section := f.vault.records.names.Hash(f.a.Tenant, "other")
+		other[string(names.Prefix(f.a.Tenant, section))+key[len(names.Prefix(f.a.Tenant, section)):]] = value
 	}
 	before = index()
 	_, err = f.vault.Apply(t.Context(), f.operator(), uid, 0, f.desired(login, "a"))
@@ -420,7 +421,7 @@ func TestTheVerificationComparesTheIndexOfNames(t *testing.T) {
 // it finds an active one or none.
 func TestExpiredNamesakesCostNothing(t *testing.T) {
 	f := newFixture(t, time.Minute)
-	names := []string{"expired", "active"}
+	wanted := []string{"expired", "active"}
 	f.sealNamed(f.a, "expired", login)
 	f.advance(31 * day)
 	active := f.sealNamed(f.a, "active", login)
@@ -437,9 +438,9 @@ func TestExpiredNamesakesCostNothing(t *testing.T) {
 	namesakes := func(n int) { // younger than the active one
 		f.commit(func(tx store.Tx) (err error) {
 			for i := range n {
-				for _, name := range names {
+				for _, name := range wanted {
 					at := f.now().Add(time.Duration(-i) * time.Second)
-					key := nameKey(f.a.Tenant, f.vault.records.names.hash(f.a.Tenant, name), at, at, authz.NewID(idPrefix))
+					key := names.Key(f.a.Tenant, f.vault.records.names.Hash(f.a.Tenant, name), at, at, authz.NewID(idPrefix))
 					err = errors.Join(err, tx.Put(key, f.keys.SealRow(key, nil)))
 				}
 			}

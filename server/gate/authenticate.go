@@ -149,19 +149,21 @@ func (call *Call) Review(ctx context.Context, namespace, name string) error {
 	return cmp.Or(guard.RecordAttemptOncePerMinute(ctx, caller.Principal, call.operation.Action, audit.Denied, string(authz.MissingScope)), denied)
 }
 
-// Also adds the scope of another action to a ServiceAccount that its cluster permits that action,
-// too. Every other caller has all of its scopes already. Also records nothing. Error:
-// fault.Unavailable.
-func (call *Call) Also(ctx context.Context, a authz.Action) error {
+// Also reports whether the caller may do another action, too. A ServiceAccount's cluster is asked,
+// and the scope of what it permits is added. Also records nothing. Error: fault.Unavailable.
+func (call *Call) Also(ctx context.Context, a authz.Action) (bool, error) {
 	if call.Caller.ServiceAccount == nil {
-		return nil
+		return call.Caller.May(a), nil
 	}
-	caller, err := call.gate.config.Identity.Permit(ctx, call.Caller, a, "", "")
+	asks := call.Caller
+	asks.Scopes = nil
+	caller, err := call.gate.config.Identity.Permit(ctx, asks, a, "", "")
 	if err != nil {
-		return fmt.Errorf("reviewing the access of a ServiceAccount: %w", err)
+		return false, fmt.Errorf("reviewing the access of a ServiceAccount: %w", err)
 	}
-	if scope, _ := authz.Required(a); slices.Contains(caller.Scopes, scope) && !slices.Contains(call.Caller.Scopes, scope) {
-		call.Caller.Scopes = append(slices.Clone(call.Caller.Scopes), scope)
+	if !caller.May(a) {
+		return false, nil
 	}
-	return nil
+	call.Caller.Scopes = slices.Concat(call.Caller.Scopes, caller.Scopes)
+	return true, nil
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"mime"
 	"net/http"
+	"slices"
 	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
@@ -20,15 +21,15 @@ const (
 	smallBody     = 16 << 10 // a smaller body takes little memory and is parsed without waiting
 )
 
-// checkContentType accepts application/json, in UTF-8 if it names a charset.
-func checkContentType(h http.Header) error {
-	refused := &refusal{http.StatusUnsupportedMediaType, "send the body as application/json"}
+// checkContentType accepts the media types of the operation, in UTF-8 if the header names a charset.
+func (op *operation) checkContentType(h http.Header) error {
+	refused := &refusal{http.StatusUnsupportedMediaType, "send the body as " + strings.Join(op.mediaTypes(), " or ")}
 	values := h.Values("Content-Type")
 	if len(values) != 1 {
 		return refused
 	}
 	mediaType, params, err := mime.ParseMediaType(values[0])
-	if err != nil || mediaType != "application/json" {
+	if err != nil || !slices.Contains(op.mediaTypes(), mediaType) {
 		return refused
 	}
 	charset, named := params["charset"]
@@ -36,6 +37,14 @@ func checkContentType(h http.Header) error {
 		return refused
 	}
 	return nil
+}
+
+// mediaTypes returns the media types of a body of the operation, all of which are JSON.
+func (op *operation) mediaTypes() []string {
+	if len(op.types) == 0 {
+		return []string{"application/json"}
+	}
+	return op.types
 }
 
 // maxDepth is the maximum nesting of a body, far more than any endpoint needs.

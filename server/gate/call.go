@@ -136,6 +136,7 @@ type operation struct {
 	parameters []*openapi3.Parameter
 	body       *openapi3.Schema // nil if the operation takes no body
 	shape      *shape           // fast check for the body; nil if the schema is too complex
+	types      []string         // media types of the body; nil for none but application/json
 	required   bool             // the body is required
 	vault      bool             // every 403 is one and the same, in body and headers
 }

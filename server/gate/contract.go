@@ -62,6 +62,7 @@ func (g *Gate) Version(d Definition) (*Version, error) {
 			if written.RequestBody != nil {
 				schema := written.RequestBody.Value.Content.Get("application/json").Schema
 				op.body, op.shape = schema.Value, shapeOf(schema)
+				op.types = slices.Sorted(maps.Keys(written.RequestBody.Value.Content))
 				op.required = written.RequestBody.Value.Required
 			}
 			v.operations[method+" "+Route(path)] = op

@@ -140,7 +140,7 @@ func (call *Call) check(c *gin.Context) error {
 		return err
 	}
 	if len(call.body) > 0 {
-		if err := checkContentType(c.Request.Header); err != nil {
+		if err := op.checkContentType(c.Request.Header); err != nil {
 			return err
 		}
 	}
@@ -214,8 +214,14 @@ func Answer(c *gin.Context, status int, do func(context.Context, *Call) (any, er
 		call.fail(c, err)
 		return
 	}
+	if made, ok := answer.(Created); ok {
+		status, answer = http.StatusCreated, made.Answer
+	}
 	call.version.Write(c, status, answer)
 }
+
+// Created is an answer with the status 201, whatever the operation's status is.
+type Created struct{ Answer any }
 
 // Principal returns the caller.
 func (call *Call) Principal() authz.Principal { return call.Caller.Principal }

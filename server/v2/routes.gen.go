@@ -233,6 +233,9 @@ type ServerInterface interface {
 	// UnsealCredentialByName Unseal a credential by its name
 	// (GET /api/v2/vault/by-name/{name})
 	UnsealCredentialByName(c *gin.Context, name string)
+	// PutCredentialByName Store a credential under its name
+	// (PUT /api/v2/vault/by-name/{name})
+	PutCredentialByName(c *gin.Context, name string, params PutCredentialByNameParams)
 	// ListCredentials List credentials
 	// (GET /api/v2/vault/list)
 	ListCredentials(c *gin.Context, params ListCredentialsParams)
@@ -251,6 +254,9 @@ type ServerInterface interface {
 	// UnsealCredential Unseal a credential
 	// (GET /api/v2/vault/{credential_id})
 	UnsealCredential(c *gin.Context, credentialId CredentialPath, params UnsealCredentialParams)
+	// PatchCredential Change some values of a credential
+	// (PATCH /api/v2/vault/{credential_id})
+	PatchCredential(c *gin.Context, credentialId CredentialPath, params PatchCredentialParams)
 	// ReplaceCredential Replace the values of a credential
 	// (PUT /api/v2/vault/{credential_id})
 	ReplaceCredential(c *gin.Context, credentialId CredentialPath, params ReplaceCredentialParams)
@@ -1813,6 +1819,55 @@ func (siw *ServerInterfaceWrapper) UnsealCredentialByName(c *gin.Context) {
 	siw.Handler.UnsealCredentialByName(c, name)
 }
 
+// PutCredentialByName operation middleware
+func (siw *ServerInterfaceWrapper) PutCredentialByName(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "name" -------------
+	var name string
+
+	err = runtime.BindStyledParameterWithOptions("simple", "name", c.Param("name"), &name, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter name: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params PutCredentialByNameParams
+
+	headers := c.Request.Header
+
+	// ------------- Optional header parameter "If-Match" -------------
+	if valueList, found := headers[http.CanonicalHeaderKey("If-Match")]; found {
+		var IfMatch IfMatch
+		n := len(valueList)
+		if n != 1 {
+			siw.ErrorHandler(c, fmt.Errorf("Expected one value for If-Match, got %d", n), http.StatusBadRequest)
+			return
+		}
+
+		err = runtime.BindStyledParameterWithOptions("simple", "If-Match", valueList[0], &IfMatch, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""})
+		if err != nil {
+			siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter If-Match: %w", err), http.StatusBadRequest)
+			return
+		}
+
+		params.IfMatch = &IfMatch
+
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.PutCredentialByName(c, name, params)
+}
+
 // ListCredentials operation middleware
 func (siw *ServerInterfaceWrapper) ListCredentials(c *gin.Context) {
 
@@ -2081,6 +2136,55 @@ func (siw *ServerInterfaceWrapper) UnsealCredential(c *gin.Context) {
 	siw.Handler.UnsealCredential(c, credentialId, params)
 }
 
+// PatchCredential operation middleware
+func (siw *ServerInterfaceWrapper) PatchCredential(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "credential_id" -------------
+	var credentialId CredentialPath
+
+	err = runtime.BindStyledParameterWithOptions("simple", "credential_id", c.Param("credential_id"), &credentialId, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter credential_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params PatchCredentialParams
+
+	headers := c.Request.Header
+
+	// ------------- Optional header parameter "If-Match" -------------
+	if valueList, found := headers[http.CanonicalHeaderKey("If-Match")]; found {
+		var IfMatch IfMatch
+		n := len(valueList)
+		if n != 1 {
+			siw.ErrorHandler(c, fmt.Errorf("Expected one value for If-Match, got %d", n), http.StatusBadRequest)
+			return
+		}
+
+		err = runtime.BindStyledParameterWithOptions("simple", "If-Match", valueList[0], &IfMatch, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""})
+		if err != nil {
+			siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter If-Match: %w", err), http.StatusBadRequest)
+			return
+		}
+
+		params.IfMatch = &IfMatch
+
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.PatchCredential(c, credentialId, params)
+}
+
 // ReplaceCredential operation middleware
 func (siw *ServerInterfaceWrapper) ReplaceCredential(c *gin.Context) {
 
@@ -2212,11 +2316,13 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.GET(options.BaseURL+"/api/v2/vault/summary", wrapper.GetVaultSummary)
 	router.DELETE(options.BaseURL+"/api/v2/vault/:credential_id", wrapper.DeleteCredential)
 	router.GET(options.BaseURL+"/api/v2/vault/:credential_id", wrapper.UnsealCredential)
+	router.PATCH(options.BaseURL+"/api/v2/vault/:credential_id", wrapper.PatchCredential)
 	router.PUT(options.BaseURL+"/api/v2/vault/:credential_id", wrapper.ReplaceCredential)
 	router.POST(options.BaseURL+"/api/v2/vault/rotate/:credential_id", wrapper.RotateCredential)
 	router.GET(options.BaseURL+"/api/v2/vault/:credential_id/versions", wrapper.ListCredentialVersions)
 	router.GET(options.BaseURL+"/api/v2/vault/:credential_id/metadata", wrapper.GetCredentialMetadata)
 	router.GET(options.BaseURL+"/api/v2/vault/by-name/:name", wrapper.UnsealCredentialByName)
+	router.PUT(options.BaseURL+"/api/v2/vault/by-name/:name", wrapper.PutCredentialByName)
 	router.POST(options.BaseURL+"/api/v2/encryption/encrypt", wrapper.EncryptData)
 	router.POST(options.BaseURL+"/api/v2/encryption/encrypt/batch", wrapper.EncryptBatch)
 	router.POST(options.BaseURL+"/api/v2/encryption/decrypt", wrapper.DecryptData)

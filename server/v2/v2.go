@@ -93,6 +93,8 @@ func Operations() map[string]gate.Operation {
 		"unsealCredential":       {Action: authz.UnsealCredential},
 		"unsealCredentialByName": {Action: authz.UnsealCredential, Object: "name"},
 		"replaceCredential":      {Action: authz.ReplaceCredential},
+		"patchCredential":        {Action: authz.ReplaceCredential},
+		"putCredentialByName":    {Action: authz.SealCredential},
 		"rotateCredential":       {Action: authz.RotateCredential},
 		"deleteCredential":       {Action: authz.DeleteCredential},
 		"listCredentialVersions": {Action: authz.ListVersions},

@@ -167,7 +167,8 @@ func condition(ctx context.Context, call *gate.Call, ifMatch *string) (vault.Con
 	if ifMatch == nil {
 		return "", nil
 	}
-	return vault.Condition(*ifMatch), call.Also(ctx, authz.UnsealCredential)
+	_, err := call.Also(ctx, authz.UnsealCredential)
+	return vault.Condition(*ifMatch), err
 }
 
 // GetCredentialMetadata returns the metadata of one credential, as in the list.
@@ -249,6 +250,70 @@ func (a *vaultAPI) ReplaceCredential(c *gin.Context, id string, params api.Repla
 			return nil, conditional(err)
 		}
 		return credentialAnswer(replaced), nil
+	})
+}
+
+// PatchCredential stores some values changed and all others kept as the next version.
+func (a *vaultAPI) PatchCredential(c *gin.Context, id string, params api.PatchCredentialParams) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body api.PatchRequest
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		days, err := ttl(body.TtlDays)
+		if err != nil {
+			return nil, err
+		}
+		if _, err := call.Also(ctx, authz.UnsealCredential); err != nil {
+			return nil, err
+		}
+		r := vault.PatchRequest{Set: make(map[string]secret.Bytes), TTLDays: days, IfMatch: vault.Condition(gate.Value(params.IfMatch))}
+		defer zero(r.Set)
+		for key, value := range body.Values {
+			if value == nil {
+				r.Remove = append(r.Remove, key)
+			} else {
+				r.Set[key] = secret.Bytes(*value)
+			}
+		}
+		patched, err := a.vault.Patch(ctx, call.Principal(), id, r)
+		if err != nil {
+			return nil, conditional(err)
+		}
+		return credentialAnswer(patched), nil
+	})
+}
+
+// PutCredentialByName replaces the credential with a name, or makes one.
+func (a *vaultAPI) PutCredentialByName(c *gin.Context, name string, params api.PutCredentialByNameParams) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body api.PutRequest
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		days, err := ttl(body.TtlDays)
+		if err != nil {
+			return nil, err
+		}
+		ifMatch, err := condition(ctx, call, params.IfMatch)
+		if err != nil {
+			return nil, err
+		}
+		replaces, err := call.Also(ctx, authz.ReplaceCredential)
+		if err != nil {
+			return nil, err
+		}
+		r := vault.PutRequest{IfMatch: ifMatch, Creates: !replaces}
+		r.Name, r.Type, r.Values, r.TTLDays = name, body.CredentialType, secrets(body.Values), days
+		defer zero(r.Values)
+		stored, created, err := a.vault.Put(ctx, call.Principal(), r)
+		if err != nil {
+			return nil, conditional(err)
+		}
+		if created {
+			return gate.Created{Answer: credentialAnswer(stored)}, nil
+		}
+		return credentialAnswer(stored), nil
 	})
 }
 

@@ -510,3 +510,77 @@ func TestAConditionOfAPodAsksForTheRightToRead(t *testing.T) {
 		t.Error("that may unseal, too:", got)
 	}
 }
+
+// A patch is a JSON merge patch of the values, in either media type.
+func TestAPatchIsAMergePatchOfTheValues(t *testing.T) {
+	s := newService(t)
+	id := s.Post("/api/v2/vault/seal", `{"name":"n","credential_type":"t","values":{"user":"ada","password":"one"}}`).Want(t, http.StatusCreated)["credential_id"].(string)
+	patch := func(body, contentType, key string) servertest.Reply {
+		return s.Call(servertest.Request{Method: "PATCH", Path: "/api/v2/vault/" + id, Key: key, Body: body, ContentType: contentType})
+	}
+	patch(`{"values":{"password":"two","port":"1"}}`, "application/merge-patch+json", s.Key).Want(t, http.StatusOK)
+	answer := patch(`{"values":{"port":null,"never":null}}`, "application/json", s.Key).Want(t, http.StatusOK)
+	got := s.Get("/api/v2/vault/"+id).Want(t, http.StatusOK)
+	if !reflect.DeepEqual(got["values"], map[string]any{"user": "ada", "password": "two"}) || answer["version"] != 3.0 || answer["values"] != nil {
+		t.Errorf("%v, answered %v", got["values"], answer)
+	}
+	for _, contentType := range []string{"text/plain", "application/json-patch+json", "application/merge-patch+json; charset=latin1"} {
+		if m := patch(`{"values":{"a":"b"}}`, contentType, s.Key).Message(t, http.StatusUnsupportedMediaType); !strings.Contains(m, "application/merge-patch+json") {
+			t.Error(m)
+		}
+	}
+	for _, invalid := range []string{`{"values":{}}`, `{}`, `{"values":null}`, `{"values":{"a":1}}`, `{"name":"m","values":{"a":"b"}}`, `{"values":{"user":null,"password":null}}`, `{"values":{"a/b":"c"}}`, `{"values":{"a":"b"},"ttl_days":null}`} {
+		patch(invalid, "application/merge-patch+json", s.Key).Message(t, http.StatusUnprocessableEntity)
+	}
+	if m := patch(`{"values":{"user":null,"password":null}}`, "application/json", s.GrantKey(authz.VaultWrite)).Message(t, http.StatusForbidden); m != "access denied" {
+		t.Error(m)
+	}
+}
+
+// A put by name makes the credential once, and can be sent again.
+func TestAPutByNameReplacesOrMakes(t *testing.T) {
+	s := newService(t)
+	path := "/api/v2/vault/by-name/" + url.PathEscape("shop/prod/db")
+	send := func(body string, header http.Header) servertest.Reply {
+		return s.Call(servertest.Request{Method: "PUT", Path: path, Key: s.Key, Body: body, Header: header})
+	}
+	made := send(`{"credential_type":"database","values":{"k":"one"},"ttl_days":7}`, nil).Want(t, http.StatusCreated)
+	for range 2 {
+		again := send(`{"credential_type":"database","values":{"k":"two"}}`, nil).Want(t, http.StatusOK)
+		if again["credential_id"] != made["credential_id"] || again["expires_at"] != made["expires_at"] {
+			t.Errorf("%v, then %v", made, again)
+		}
+	}
+	read := s.Get(path)
+	if got := read.Want(t, http.StatusOK); got["name"] != "shop/prod/db" || got["version"] != 3.0 || got["values"].(map[string]any)["k"] != "two" {
+		t.Error(got)
+	}
+	send(`{"credential_type":"database","values":{"k":"three"}}`, http.Header{"If-Match": {read.Header.Get("ETag")}}).Want(t, http.StatusOK)
+	send(`{"credential_type":"database","values":{"k":"lost"}}`, http.Header{"If-Match": {read.Header.Get("ETag")}}).Message(t, http.StatusPreconditionFailed)
+	for _, name := range []string{"a//b", "/a", "a/", ".", "..", "a/../b"} {
+		m := s.Call(servertest.Request{Method: "PUT", Path: "/api/v2/vault/by-name/" + strings.ReplaceAll(strings.ReplaceAll(name, ".", "%2E"), "/", "%2F"), Key: s.Key, Body: `{"credential_type":"t","values":{"k":"v"}}`}).Message(t, http.StatusUnprocessableEntity)
+		if !strings.Contains(m, "segments") {
+			t.Errorf("%q: %s", name, m)
+		}
+	}
+	if n := len(s.Get("/api/v2/vault/list").Want(t, http.StatusOK)["credentials"].([]any)); n != 1 {
+		t.Errorf("%d credentials", n)
+	}
+}
+
+// A pod that may only seal makes a credential by its name, and replaces none.
+func TestAPodNeedsBothRightsToReplaceByName(t *testing.T) {
+	s := newService(t)
+	p := s.UsePods(s.Tenant)
+	send := func() int {
+		return s.Call(servertest.Request{Method: "PUT", Path: "/api/v2/vault/by-name/n", Bearer: servertest.ShopToken, Body: `{"credential_type":"t","values":{"k":"v"}}`}).Status
+	}
+	p.Allow(servertest.AllowOnly("seal"))
+	if got := []int{send(), send()}; !slices.Equal(got, []int{http.StatusCreated, http.StatusForbidden}) {
+		t.Error("that may only seal:", got)
+	}
+	p.Allow(func(_, verb, _ string) bool { return verb == "seal" || verb == "replace" })
+	if got := send(); got != http.StatusOK {
+		t.Error("that may replace, too:", got)
+	}
+}

@@ -2498,6 +2498,16 @@ type ObjectConditionStatus string
 // PartStatus defines model for PartStatus.
 type PartStatus string
 
+// PatchRequest defines model for PatchRequest.
+type PatchRequest struct {
+	// TtlDays Lifetime in days from now. Without it, as many as the credential has.
+	TtlDays *int `json:"ttl_days,omitempty"`
+
+	// Values The values to set by key, and `null` for each key to remove. What is left has the bounds of the values of
+	// `PUT`.
+	Values map[string]*string `json:"values"`
+}
+
 // Plaintext Text in UTF-8, 1 byte to 700 KiB. Encode other bytes, for example in base64.
 //
 // Example: example text
@@ -2521,6 +2531,21 @@ type ProbeResult string
 type PublicKeyList struct {
 	Keys    []JWK     `json:"keys"`
 	Success Succeeded `json:"success"`
+}
+
+// PutRequest defines model for PutRequest.
+type PutRequest struct {
+	// CredentialType A label of the caller's own; `api_key` is a common one.
+	//
+	// Example: api_key
+	CredentialType CredentialType `json:"credential_type"`
+
+	// TtlDays Lifetime in days from now. Without it, as many as the credential has, and 90 for a new one.
+	TtlDays *int `json:"ttl_days,omitempty"`
+
+	// Values The secret values by key. Each key has 1 to 253 of `A-Z a-z 0-9 - . _`; keys and values together have at
+	// most 256 KiB.
+	Values map[string]string `json:"values"`
 }
 
 // RegisterAnswer defines model for RegisterAnswer.
@@ -3396,6 +3421,13 @@ type ListTenantsParams struct {
 	Cursor *Cursor `form:"cursor,omitempty" json:"cursor,omitempty"`
 }
 
+// PutCredentialByNameParams defines parameters for PutCredentialByName.
+type PutCredentialByNameParams struct {
+	// IfMatch Entity tags from the `ETag` of a read, or `*`. The change is made only while the credential is one of these versions;
+	// otherwise nothing changes and the answer is 412. A caller that may not unseal the credential gets the one 403 instead.
+	IfMatch *IfMatch `json:"If-Match,omitempty"`
+}
+
 // ListCredentialsParams defines parameters for ListCredentials.
 type ListCredentialsParams struct {
 	// Limit The most credentials to return. Without it, all (that come after `cursor`).
@@ -3453,6 +3485,13 @@ type DeleteCredentialParams struct {
 type UnsealCredentialParams struct {
 	// Version The version to read, instead of the current one.
 	Version *int64 `form:"version,omitempty" json:"version,omitempty"`
+}
+
+// PatchCredentialParams defines parameters for PatchCredential.
+type PatchCredentialParams struct {
+	// IfMatch Entity tags from the `ETag` of a read, or `*`. The change is made only while the credential is one of these versions;
+	// otherwise nothing changes and the answer is 412. A caller that may not unseal the credential gets the one 403 instead.
+	IfMatch *IfMatch `json:"If-Match,omitempty"`
 }
 
 // ReplaceCredentialParams defines parameters for ReplaceCredential.
@@ -3562,8 +3601,17 @@ type CreateTenantAPIKeyJSONRequestBody = CreateAPIKeyRequest
 // SetTenantLimitsJSONRequestBody defines body for SetTenantLimits for application/json ContentType.
 type SetTenantLimitsJSONRequestBody = LimitTenantRequest
 
+// PutCredentialByNameJSONRequestBody defines body for PutCredentialByName for application/json ContentType.
+type PutCredentialByNameJSONRequestBody = PutRequest
+
 // SealCredentialJSONRequestBody defines body for SealCredential for application/json ContentType.
 type SealCredentialJSONRequestBody = SealRequest
+
+// PatchCredentialJSONRequestBody defines body for PatchCredential for application/json ContentType.
+type PatchCredentialJSONRequestBody = PatchRequest
+
+// PatchCredentialApplicationMergePatchPlusJSONRequestBody defines body for PatchCredential for application/merge-patch+json ContentType.
+type PatchCredentialApplicationMergePatchPlusJSONRequestBody = PatchRequest
 
 // ReplaceCredentialJSONRequestBody defines body for ReplaceCredential for application/json ContentType.
 type ReplaceCredentialJSONRequestBody = ReplaceRequest

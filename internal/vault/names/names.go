@@ -1,4 +1,6 @@
-package vault
+// Package names finds credentials by their names: an index of keyed hashes, which changes in the
+// transaction of the record. A row counts only when the record that it leads to has the name.
+package names
 
 import (
 	"bytes"
@@ -12,84 +14,101 @@ import (
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
-// nameIndex finds credentials by their names. It has three kinds of sections for a name: one for
+// Object names a SealedCredential. The name and the UID together identify one object, so a new
+// object with an old name is another object.
+type Object struct {
+	Cluster   string `json:"cluster"` // UID
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+}
+
+// In returns the namespace of the object.
+func (o Object) In() authz.Namespace {
+	return authz.Namespace{Cluster: o.Cluster, Name: o.Namespace}
+}
+
+const idPrefix = "cred"
+
+// Index finds credentials by their names. It has three kinds of sections for a name: one for
 // credentials without an object, one for the credentials of all objects, and one per namespace. A
 // credential without an object has a row in the first. An object's credential has a row in the
 // second and in that of its namespace. So a credential that is sealed under the same name over REST
 // never hides an object's credential.
-type nameIndex struct{ mac.Rows }
+type Index struct{ mac.Rows }
 
-func (x nameIndex) hash(tenant authz.TenantID, name string) string {
+// Hash returns the keyed hash of a name, which is its section of credentials without an object.
+func (x Index) Hash(tenant authz.TenantID, name string) string {
 	return x.KeyedHex("latticekeep/credential-name/v1", []byte(tenant), []byte(name))
 }
 
-// sections returns the sections of a name that hold the credential of o. A nil o means a credential
+// Sections returns the sections of a name that hold the credential of o. A nil o means a credential
 // without an object.
-func (x nameIndex) sections(tenant authz.TenantID, hash string, o *Object) []string {
+func (x Index) Sections(tenant authz.TenantID, hash string, o *Object) []string {
 	if o == nil {
 		return []string{hash}
 	}
-	return []string{x.objects(tenant, hash), x.namespace(tenant, hash, o.namespace())}
+	return []string{x.objects(tenant, hash), x.namespace(tenant, hash, o.In())}
 }
 
 // objects returns the section of all objects.
-func (x nameIndex) objects(tenant authz.TenantID, hash string) string {
+func (x Index) objects(tenant authz.TenantID, hash string) string {
 	return x.KeyedHex("latticekeep/object-name/v1", []byte(tenant), []byte(hash))
 }
 
 // namespace returns the section of the objects of one namespace.
-func (x nameIndex) namespace(tenant authz.TenantID, hash string, n authz.Namespace) string {
+func (x Index) namespace(tenant authz.TenantID, hash string, n authz.Namespace) string {
 	return x.KeyedHex("latticekeep/namespace-name/v1", []byte(tenant), []byte(hash), []byte(n.Cluster), []byte(n.Name))
 }
 
-// namePrefix returns the prefix of a section's rows. Their keys are ordered by when the credentials
+// Prefix returns the prefix of a section's rows. Their keys are ordered by when the credentials
 // expire. So a search for an active credential reads at most one expired row, however many exist.
 // The value of a row is its MAC.
-func namePrefix(tenant authz.TenantID, section string) []byte {
+func Prefix(tenant authz.TenantID, section string) []byte {
 	return []byte("credential-name/" + string(tenant) + "/" + section + "/")
 }
 
-func nameKey(tenant authz.TenantID, section string, expires, created time.Time, id string) []byte {
-	key := binary.BigEndian.AppendUint64(namePrefix(tenant, section), uint64(expires.UnixMicro()))
+// Key returns the key of a credential's row in a section.
+func Key(tenant authz.TenantID, section string, expires, created time.Time, id string) []byte {
+	key := binary.BigEndian.AppendUint64(Prefix(tenant, section), uint64(expires.UnixMicro()))
 	return append(binary.BigEndian.AppendUint64(key, uint64(created.UnixMicro())), id...)
 }
 
-// encode returns the rows of a record that o owns. A nil o means a credential without an object.
-func (x nameIndex) encode(r *record.Record, hash string, o *Object) []mac.Row {
+// Encode returns the rows of a record that o owns. A nil o means a credential without an object.
+func (x Index) Encode(r *record.Record, hash string, o *Object) []mac.Row {
 	var rows []mac.Row
-	for _, section := range x.sections(r.Tenant, hash, o) {
-		key := nameKey(r.Tenant, section, r.ExpiresAt, r.CreatedAt, r.ID)
+	for _, section := range x.Sections(r.Tenant, hash, o) {
+		key := Key(r.Tenant, section, r.ExpiresAt, r.CreatedAt, r.ID)
 		rows = append(rows, x.Seal(key, nil))
 	}
 	return rows
 }
 
-// query is a search for one name.
-type query struct {
+// Query is a search for one name.
+type Query struct {
 	tenant           authz.TenantID
 	objects, unowned string // sections to read: the credential of an object wins
 	now              time.Time
 	absent           []byte // key of a row that does not exist
 }
 
-// query returns p's search for a name. A ServiceAccount finds the objects of its own namespace
+// Query returns p's search for a name. A ServiceAccount finds the objects of its own namespace
 // only.
-func (x nameIndex) query(p authz.Principal, name string, now time.Time) query {
-	hash := x.hash(p.Tenant, name)
-	q := query{tenant: p.Tenant, objects: x.objects(p.Tenant, hash), unowned: hash, now: now}
+func (x Index) Query(p authz.Principal, name string, now time.Time) Query {
+	hash := x.Hash(p.Tenant, name)
+	q := Query{tenant: p.Tenant, objects: x.objects(p.Tenant, hash), unowned: hash, now: now}
 	if p.Kind == authz.ServiceAccount {
 		q.objects = x.namespace(p.Tenant, hash, p.Namespace)
 	}
-	q.absent = nameKey(p.Tenant, hash, now, now, authz.NewID(idPrefix))
+	q.absent = Key(p.Tenant, hash, now, now, authz.NewID(idPrefix))
 	return q
 }
 
-// find returns the id of the credential, or "" when there is none. In every case it reads both
+// Find returns the id of the credential, or "" when there is none. In every case it reads both
 // sections and verifies one row: the row of the answer, or one that does not exist. So the work
 // does not tell whether the name exists.
-func (x nameIndex) find(rd store.Reader, q query) (string, error) {
-	key, row, err := newest(rd, namePrefix(q.tenant, q.objects), q.now)
-	other, otherRow, err2 := newest(rd, namePrefix(q.tenant, q.unowned), q.now)
+func (x Index) Find(rd store.Reader, q Query) (string, error) {
+	key, row, err := newest(rd, Prefix(q.tenant, q.objects), q.now)
+	other, otherRow, err2 := newest(rd, Prefix(q.tenant, q.unowned), q.now)
 	if err := errors.Join(err, err2); err != nil {
 		return "", err
 	}
@@ -107,11 +126,11 @@ func (x nameIndex) find(rd store.Reader, q query) (string, error) {
 	case bad != nil || len(content) != 0:
 		return "", record.ErrDamaged
 	}
-	return string(key[len(namePrefix(q.tenant, q.unowned))+16:]), nil
+	return string(key[len(Prefix(q.tenant, q.unowned))+16:]), nil
 }
 
-// maxNamesakes bounds how many active credentials with one name a search compares.
-const maxNamesakes = 1000
+// MaxNamesakes bounds how many active credentials with one name a search compares.
+const MaxNamesakes = 1000
 
 // newest returns the row of the newest credential of a section that is active at now. If none is
 // active, it returns the row of the credential that expired last, and nil when the section is
@@ -132,7 +151,7 @@ func newest(rd store.Reader, section []byte, now time.Time) (key, row []byte, er
 			key, row = k, stored
 		}
 		seen++
-		return active && seen < maxNamesakes // all rows that follow expire earlier
+		return active && seen < MaxNamesakes // all rows that follow expire earlier
 	})
 	if err == nil && damaged {
 		err = record.ErrDamaged

@@ -1,0 +1,113 @@
+package vault
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/mac"
+)
+
+// PatchRequest asks for changes of some values of a credential.
+type PatchRequest struct {
+	Set     map[string]secret.Bytes
+	Remove  []string // keys; those that the credential does not have change nothing
+	TTLDays int      // 0 keeps the credential's current TTL
+	IfMatch Condition
+}
+
+func (req PatchRequest) validate() error {
+	if req.TTLDays < 0 || req.TTLDays > MaxTTLDays {
+		return fault.New(fault.Invalid, "ttl_days must be 1 to 3650")
+	}
+	return nil
+}
+
+// values returns the current values with the changes. It shares the bytes of both.
+func (req PatchRequest) values(current map[string]secret.Bytes) (map[string]secret.Bytes, error) {
+	next := maps.Clone(current)
+	for _, key := range req.Remove {
+		delete(next, key)
+	}
+	maps.Copy(next, req.Set)
+	if len(next) == 0 {
+		return nil, fault.New(fault.Invalid, "the patch leaves no value: set one, or delete the credential")
+	}
+	return next, validateValues(next)
+}
+
+// PutRequest asks that a name leads to these values.
+type PutRequest struct {
+	SealRequest // without an idempotency key: the same request can be repeated
+	IfMatch     Condition
+
+	// Creates says that the caller may only make a credential, and not replace one.
+	Creates bool
+}
+
+func (v attempt) put(ctx context.Context, p authz.Principal, req PutRequest) (c Credential, created bool, err error) {
+	keys, err := v.ready(ctx, p, authz.SealCredential)
+	if err != nil {
+		return Credential{}, false, err
+	}
+	now := v.now()
+	query := v.records.names.Query(p, req.Name, now)
+	find := func(rd store.Reader) (string, error) { return v.records.names.Find(rd, query) }
+	found, err := v.open(ctx, keys, p, finder{name: req.Name, id: find})
+	if err != nil {
+		return Credential{}, false, err
+	}
+	zero(found.values)
+	e := found.event(audit.CredentialSealed, p, now)
+	reason := e.Attributes[audit.AttributeReason]
+	created = !found.owned && (reason == reasonMissing || reason == reasonExpired)
+	readable := e.Outcome == audit.Success
+	switch {
+	case found.owned:
+		e.Outcome, e.Attributes[audit.AttributeReason] = audit.Denied, reasonOwned
+	case readable && req.Creates:
+		e.Outcome, e.Attributes[audit.AttributeReason] = audit.Denied, string(authz.MissingScope)
+	}
+	switch {
+	case e.Outcome != audit.Success && !created:
+		return Credential{}, false, v.recordAccess(ctx, e)
+	case created && req.IfMatch != "", !created && !req.IfMatch.holds(found.id, found.record.Version):
+		refused := failCondition(p, readable, &e)
+		return Credential{}, false, cmp.Or(v.guard.Record(ctx, e), refused)
+	}
+	id, version, first, change := authz.NewID(idPrefix), uint64(1), now, audit.CredentialSealed
+	if !created {
+		old := found.record
+		id, version, first, change = old.ID, old.Version+1, old.CreatedAt, audit.CredentialRotated
+		req.TTLDays = cmp.Or(req.TTLDays, int(old.TTLDays))
+	}
+	r := newRecord(p.Tenant, id, version, first, now, req.SealRequest)
+	if err := r.Seal(keys, req.Values); err != nil {
+		return Credential{}, false, err
+	}
+	rows, err := v.records.newRows(r)
+	if err != nil {
+		return Credential{}, false, fmt.Errorf("encoding a credential: %w", err)
+	}
+	stored := versionEvent(r, change, p)
+	err = v.store.Update(ctx, func(tx store.Tx) error {
+		if id, err := find(tx); err != nil || id != found.id {
+			return errors.Join(err, errMoved)
+		}
+		if created {
+			return errors.Join(mac.PutAll(tx, rows), appendEvent(v.guard, tx, stored))
+		}
+		return errors.Join(v.records.replace(tx, found.record, r, change), appendEvent(v.guard, tx, stored))
+	})
+	if err != nil {
+		return Credential{}, false, fmt.Errorf("storing a credential by its name: %w", v.refuseChanged(ctx, stored, err))
+	}
+	return credentialOf(r, now, false), created, nil
+}
