@@ -24,14 +24,6 @@ func NewCommand(others ...*cobra.Command) *cobra.Command {
 	return cmd
 }
 
-// common is the help that all imports share.
-const common = `
-
-Try it with --dry-run first: it prints the names of what would be created, replaced or refused. A credential that has
-the name and equal values already is left alone, so that you run the same command again after an interruption. One
-with other values is refused, or replaced with --replace. To compare, the API key needs vault:read beside vault:write,
-and each comparison is a read in the audit log. No value is printed. The exit status is 1 if some secret was refused.`
-
 func newEnvCommand() *cobra.Command {
 	var o options
 	var name string
@@ -187,11 +179,6 @@ func valuesOf(text string) map[string]string {
 		}
 	}
 	return map[string]string{"value": text}
-}
-
-// given returns a read of what is known already.
-func given(values map[string]string, err error) func(context.Context) (map[string]string, error) {
-	return func(context.Context) (map[string]string, error) { return values, err }
 }
 
 func readFile(cmd *cobra.Command, path string) (text []byte, err error) {

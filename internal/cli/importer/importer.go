@@ -27,11 +27,24 @@ import (
 	"github.com/latticekeep/latticekeep/internal/progress"
 )
 
+// common is the help that all imports share.
+const common = `
+
+Try it with --dry-run first: it prints the names of what would be created, replaced or refused. A credential that has
+the name and equal values already is left alone, so that you run the same command again after an interruption. One
+with other values is refused, or replaced with --replace. To compare, the API key needs vault:read beside vault:write,
+and each comparison is a read in the audit log. No value is printed. The exit status is 1 if some secret was refused.`
+
 // secret is what a source has for one credential.
 type secret struct {
 	source string // where it stands, for messages
 	name   string // the credential's
 	read   func(context.Context) (map[string]string, error)
+}
+
+// given returns a read of what is known already.
+func given(values map[string]string, err error) func(context.Context) (map[string]string, error) {
+	return func(context.Context) (map[string]string, error) { return values, err }
 }
 
 // source lists the secrets of another tool. It may report some that it cannot read as secrets whose
