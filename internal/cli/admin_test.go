@@ -37,7 +37,7 @@ tenant tenants.json payments
 latticekeep tenant limit $TENANT --v2 7 --api-key $SYSTEM_KEY --json
 stdout '"v2": 7'
 latticekeep tenant activate $TENANT --api-key $SYSTEM_KEY
-latticekeep apikey create admin --tenant $TENANT --scope account:admin,vault:read,crypto:verify,keys:read,audit:read,compliance:read --days 9 --api-key $SYSTEM_KEY
+latticekeep apikey create admin --tenant $TENANT --scope account:admin,vault:read,crypto:verify,keys:read,audit:read,audit:names,compliance:read --days 9 --api-key $SYSTEM_KEY
 stdout '^lk_live_\w+$'
 stderr 'key_\w+, expires .*not shown again'
 cp stdout key

@@ -130,7 +130,11 @@ const (
 // arguments returns the arguments that a command's line names before its flags, and whether it takes
 // any number of them.
 func arguments(c *cobra.Command) (args []string, variadic bool) {
-	for _, word := range strings.Fields(c.Use)[1:] {
+	words := strings.Fields(c.Use)[1:]
+	if i := slices.Index(words, "--"); i >= 0 { // a program and its arguments
+		words = words[i+1:]
+	}
+	for _, word := range words {
 		if strings.HasPrefix(word, "-") || strings.HasPrefix(word, "(") || strings.HasPrefix(word, "[-") {
 			break
 		}

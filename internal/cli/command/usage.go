@@ -89,9 +89,14 @@ func checkCommand(cmd *cobra.Command, given []string) error {
 func checkArguments(args cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, given []string) error {
 		_, names, _ := strings.Cut(cmd.Use, " ")
+		if _, program, ok := strings.Cut(names, " -- "); ok {
+			names = program
+		}
+		var own *StatusError
+		err := args(cmd, given)
 		switch {
-		case args(cmd, given) == nil:
-			return nil
+		case err == nil, errors.As(err, &own):
+			return err
 		case args(cmd, nil) == nil:
 			return UsageError(fmt.Sprintf("unexpected argument %q: %s takes flags only", given[0], cmd.CommandPath()))
 		}

@@ -35,14 +35,12 @@ func NewCommands() []*cobra.Command {
 	return []*cobra.Command{newEncryptCommand(), newDecryptCommand(), newSignCommand(), newVerifyCommand(), newKeysCommand()}
 }
 
-// withoutArguments refuses arguments without quoting them: somebody may have given the data.
-func withoutArguments(act func(*cobra.Command) error) func(*cobra.Command, []string) error {
-	return func(cmd *cobra.Command, args []string) error {
-		if len(args) > 0 {
-			return command.UsageError("unexpected argument: others can read those, so " + cmd.CommandPath() + " takes its data on standard input")
-		}
-		return act(cmd)
+// noData refuses arguments without quoting them: somebody may have given the data.
+func noData(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return command.UsageError("unexpected argument: others can read those, so " + cmd.CommandPath() + " takes its data on standard input")
 	}
+	return nil
 }
 
 // readText returns standard input as the interface takes it.
@@ -73,8 +71,8 @@ func newEncryptCommand() *cobra.Command {
 		Long: `Encrypt text from standard input, and print the ciphertext as JSON. The server keeps
 neither; latticekeep decrypt opens it. The API key needs the scope crypto:encrypt,
 and keys:read for --key with a name.`,
-		Args: cobra.ArbitraryArgs,
-		RunE: withoutArguments(func(cmd *cobra.Command) error {
+		Args: noData,
+		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := r.Client()
 			if err != nil {
 				return err
@@ -95,7 +93,7 @@ and keys:read for --key with a name.`,
 				return fmt.Errorf("encrypting: %w", err)
 			}
 			return command.PrintJSON(cmd.OutOrStdout(), answer)
-		}),
+		},
 	}
 	r.RegisterConnection(cmd)
 	cmd.Flags().StringVar(&key, "key", "", "name or id of the key (default the tenant's default key)")
@@ -111,8 +109,8 @@ func newDecryptCommand() *cobra.Command {
 		Short:   "Decrypt what latticekeep encrypt printed",
 		Long: `Decrypt the JSON of latticekeep encrypt, or of the REST interface, from standard input,
 and print the text as it was. The API key needs the scope crypto:decrypt.`,
-		Args: cobra.ArbitraryArgs,
-		RunE: withoutArguments(func(cmd *cobra.Command) error {
+		Args: noData,
+		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := r.Client()
 			if err != nil {
 				return err
@@ -131,7 +129,7 @@ and print the text as it was. The API key needs the scope crypto:decrypt.`,
 			}
 			_, err = io.WriteString(cmd.OutOrStdout(), answer.Data)
 			return err
-		}),
+		},
 	}
 	r.RegisterConnection(cmd)
 	return cmd
@@ -145,8 +143,8 @@ func newSignCommand() *cobra.Command {
 		Short:   "Sign standard input",
 		Long: `Sign text from standard input with ML-DSA-65 and HMAC-SHA-512, and print both
 signatures as JSON. The API key needs the scope crypto:sign.`,
-		Args: cobra.ArbitraryArgs,
-		RunE: withoutArguments(func(cmd *cobra.Command) error {
+		Args: noData,
+		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := r.Client()
 			if err != nil {
 				return err
@@ -160,7 +158,7 @@ signatures as JSON. The API key needs the scope crypto:sign.`,
 				return fmt.Errorf("signing: %w", err)
 			}
 			return command.PrintJSON(cmd.OutOrStdout(), answer)
-		}),
+		},
 	}
 	r.RegisterConnection(cmd)
 	return cmd
@@ -176,8 +174,8 @@ func newVerifyCommand() *cobra.Command {
 		Long: `Verify that both signatures of latticekeep sign belong to the text on standard input.
 The exit status is 0 if both are valid, and 1 if one is not. The API key needs the
 scope crypto:verify.`,
-		Args: cobra.ArbitraryArgs,
-		RunE: withoutArguments(func(cmd *cobra.Command) error {
+		Args: noData,
+		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := r.Client()
 			if err != nil {
 				return err
@@ -202,7 +200,7 @@ scope crypto:verify.`,
 			}
 			_, err = fmt.Fprintln(cmd.OutOrStdout(), "valid")
 			return err
-		}),
+		},
 	}
 	r.RegisterConnection(cmd)
 	cmd.Flags().StringVar(&file, "signatures", "", "file with what latticekeep sign printed")
