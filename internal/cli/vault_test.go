@@ -96,8 +96,27 @@ stdin line
 ! latticekeep put shop/db a=- --from-file a=raw
 stderr 'the key a is given twice'
 stdin line
-! latticekeep put shop/db --type other a=-
+! latticekeep put shop/db --keep --type other a=-
 stderr 'shop/db is of type database'
+stdin line
+latticekeep put typed2 --type one a=-
+stdin line
+latticekeep put typed2 --type two a=-
+stdout 'typed2 +two +2 '
+stdin line
+latticekeep put typed2 a=-
+stdout 'typed2 +two +3 '
+
+# a key that only writes stores by name, and reads nothing
+latticekeep apikey create writer --scope vault:write
+cp stdout writer
+stdin line
+latticekeep put written --type x a=- --api-key-file writer
+stdout 'written +x +1 '
+stdin line
+! latticekeep put written --keep a=- --api-key-file writer
+stderr 403
+! latticekeep get written --api-key-file writer
 latticekeep get shop/db -o json
 cmp stdout both.json
 

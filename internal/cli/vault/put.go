@@ -2,6 +2,7 @@ package vault
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -36,7 +37,7 @@ type target struct {
 }
 
 func (t *target) register(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&t.credentialType, "type", "", "type of a new credential (default "+defaultType+")")
+	cmd.Flags().StringVar(&t.credentialType, "type", "", "type of the credential (default the one that it has, or "+defaultType+")")
 	command.Int(cmd, &t.ttlDays, "ttl-days", 1, 3650, "lifetime in days from now, 1 to 3650 (default 90, or as many as the credential had)")
 }
 
@@ -46,35 +47,34 @@ func (t *target) registerKeep(cmd *cobra.Command) {
 
 // store makes the credential of a name, or gives it these values as its next version.
 func (t *target) store(ctx context.Context, c *client.V2, name string, given values) (v2.Credential, error) {
-	found, err := find(ctx, c, name)
-	if err != nil {
-		return v2.Credential{}, err
+	byID := isID.MatchString(name)
+	found := new(v2.Credential)
+	if t.keep || t.credentialType == "" || byID {
+		credential, err := find(ctx, c, name)
+		if err != nil {
+			return v2.Credential{}, err
+		}
+		if credential != nil {
+			found = credential
+		}
 	}
 	var answer *v2.CredentialAnswer
-	switch {
-	case found == nil:
-		r := v2.SealRequest{Name: name, CredentialType: t.credentialType, Values: given.strings(), TtlDays: t.ttlDays}
-		if r.CredentialType == "" {
-			r.CredentialType = defaultType
-		}
-		answer, err = c.SealCredential(ctx, r, nil)
-	case t.credentialType != "" && t.credentialType != found.CredentialType:
+	var err error
+	switch patches := t.keep && found.CredentialId != ""; {
+	case (patches || byID) && t.credentialType != "" && t.credentialType != found.CredentialType:
 		return v2.Credential{}, command.UsageError(fmt.Sprintf("%s is of type %s, which stays: leave --type out", command.Printable(name), found.CredentialType))
-	default:
-		r := v2.ReplaceRequest{Values: given.strings(), TtlDays: t.ttlDays}
-		if t.keep {
-			former, err := open(ctx, c, found.CredentialId)
-			if err != nil {
-				return v2.Credential{}, err
-			}
-			defer former.values.zero()
-			for key, value := range former.values {
-				if _, ok := r.Values[key]; !ok {
-					r.Values[key] = string(value)
-				}
-			}
+	case patches:
+		r := v2.PatchRequest{Values: make(map[string]*string), TtlDays: t.ttlDays}
+		for key, value := range given {
+			r.Values[key] = new(string(value))
 		}
-		answer, err = c.ReplaceCredential(ctx, found.CredentialId, r)
+		answer, err = c.PatchCredential(ctx, found.CredentialId, r)
+	case byID:
+		answer, err = c.ReplaceCredential(ctx, name, v2.ReplaceRequest{Values: given.strings(), TtlDays: t.ttlDays})
+	default:
+		answer, err = c.PutCredentialByName(ctx, name, v2.PutRequest{
+			CredentialType: cmp.Or(t.credentialType, found.CredentialType, defaultType), Values: given.strings(), TtlDays: t.ttlDays,
+		})
 	}
 	if err != nil {
 		return v2.Credential{}, fmt.Errorf("storing %s: %w", command.Printable(name), err)
@@ -106,7 +106,8 @@ They come from
   standard input     a JSON object of strings, if nothing else is given; what
                      latticekeep get -o json prints
 
-The API key needs the scopes vault:read and vault:write.`,
+The API key needs the scope vault:write, and without --type or with --keep also
+vault:read.`,
 		Example: `  latticekeep put db password=-
   openssl rand -hex 16 | latticekeep put db --keep password=-
   latticekeep put tls --type tls --from-file tls.crt --from-file key=tls.key`,
