@@ -330,3 +330,65 @@ func TestSignalsReachTheProgram(t *testing.T) {
 		t.Errorf("it ended with %v, want the signal", err)
 	}
 }
+
+// An editor changes, adds and removes values, and what somebody else stored meanwhile is not lost. The
+// text is in memory, for its user only, and gone afterwards.
+func TestACredentialIsEdited(t *testing.T) {
+	server := start(t, t.TempDir())
+	t.Cleanup(server.end)
+	server.script(`
+env LATTICEKEEP_URL=$BASE
+stdin api-key
+latticekeep login
+stdin first.json
+latticekeep put shop/db
+! latticekeep edit shop/db
+stderr 'no editor: set EDITOR'
+
+env EDITOR='sh change.sh'
+latticekeep edit shop/db
+stdout 'shop/db +generic +2 '
+! stdout hunter
+latticekeep get shop/db -o json
+cmp stdout second.json
+exec sh gone.sh
+
+env EDITOR=true
+latticekeep edit shop/db
+stderr 'nothing changed'
+env EDITOR=false
+! latticekeep edit shop/db
+stderr 'running the editor, so nothing is stored'
+env EDITOR='sh broken.sh'
+! latticekeep edit shop/db
+stderr 'the text is not YAML of KEY: VALUE: look at'
+! stderr hunter
+env EDITOR='sh number.sh'
+! latticekeep edit shop/db
+stderr 'the value of port is not text: put it into quotes'
+! stderr 5432
+env EDITOR='sh empty.sh'
+! latticekeep edit shop/db
+stderr 'no value is left: latticekeep rm'
+latticekeep get shop/db -o json
+cmp stdout second.json
+
+env EDITOR='sh meanwhile.sh'
+! latticekeep edit shop/db
+stderr 'somebody else has changed it meanwhile'
+latticekeep get shop/db user
+stdout '^theirs\z'
+! latticekeep edit none
+stderr 'reading none'
+`, map[string]string{
+		"first.json":  `{"user": "app", "gone": "hunter2", "lines": "a\nb\n", "number": "007"}`,
+		"second.json": "{\n  \"lines\": \"a\\nb\\n\",\n  \"more\": \"x: y\",\n  \"number\": \"007\",\n  \"user\": \"ada\"\n}\n",
+		"change.sh": `set -e; echo $1 >where; test "$(stat -c %a $1)" = 600; test "$(stat -f -c %T $1)" = tmpfs
+sed -i 's/^user: app/user: ada/; /^gone:/d' "$1"; echo 'more: "x: y"' >>"$1"`,
+		"gone.sh":      `! test -e $(cat where) && ! test -e $(dirname $(cat where))`,
+		"broken.sh":    `echo 'user: [hunter2' >"$1"`,
+		"number.sh":    `echo 'port: 5432' >"$1"`,
+		"empty.sh":     `>"$1"`,
+		"meanwhile.sh": `printf theirs | latticekeep put shop/db --keep user=- && echo 'user: mine' >"$1"`,
+	}, nil)
+}

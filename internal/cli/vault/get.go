@@ -44,13 +44,13 @@ type opened struct {
 }
 
 // open reads a credential by its name or its id.
-func open(ctx context.Context, c *client.V2, name string) (*opened, error) {
+func open(ctx context.Context, c *client.V2, name string, options ...client.CallOption) (*opened, error) {
 	var answer *v2.UnsealedCredential
 	var err error
 	if isID.MatchString(name) {
-		answer, err = c.UnsealCredential(ctx, name)
+		answer, err = c.UnsealCredential(ctx, name, options...)
 	} else {
-		answer, err = c.UnsealCredentialByName(ctx, name)
+		answer, err = c.UnsealCredentialByName(ctx, name, options...)
 	}
 	if err != nil {
 		if errors.Is(err, client.ErrForbidden) {

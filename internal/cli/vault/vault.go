@@ -22,7 +22,7 @@ import (
 
 // NewCommands returns all commands of the package.
 func NewCommands() []*cobra.Command {
-	return []*cobra.Command{newGetCommand(), newPutCommand(), newListCommand(), newRemoveCommand(), newGenerateCommand(), newReencryptCommand(), newHistoryCommand(),
+	return []*cobra.Command{newGetCommand(), newPutCommand(), newEditCommand(), newListCommand(), newRemoveCommand(), newGenerateCommand(), newReencryptCommand(), newHistoryCommand(),
 		newRunCommand(), newEnvCommand()}
 }
 
