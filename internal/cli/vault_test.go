@@ -170,6 +170,22 @@ stdout '(?s)^4 +reencrypted .* current\n3 +rotated.*\n1 +sealed'
 latticekeep history shop/db -o yaml
 stdout 'change: reencrypted'
 
+# a shell completes names
+latticekeep __complete get shop/d
+stdout '^shop/db$'
+! stdout 'shop/tls|copy'
+latticekeep __complete run --env-from shop/t
+stdout '^shop/tls$'
+latticekeep __complete get shop/db ''
+! stdout shop
+latticekeep __complete get --profile none shop/d
+! stdout shop
+stdin line
+latticekeep put 'shop/$(odd)' a=-
+latticekeep __complete history shop/
+stdout '^shop/db$'
+! stdout odd
+
 # deletion asks, and means it
 ! latticekeep rm shop/tls
 stderr 'give --yes'

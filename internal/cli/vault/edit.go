@@ -48,6 +48,7 @@ vault:read and vault:write.`,
 		},
 	}
 	r.RegisterConnection(cmd)
+	cmd.ValidArgsFunction = completeNames(&r)
 	return cmd
 }
 

@@ -110,6 +110,7 @@ the audit log. The API key needs the scope vault:read.`,
 		},
 	}
 	r.RegisterConnection(cmd)
+	cmd.ValidArgsFunction = completeNames(&r)
 	f.Register(cmd, "env")
 	return cmd
 }

@@ -117,6 +117,7 @@ vault:read.`,
 		},
 	}
 	r.RegisterConnection(cmd)
+	cmd.ValidArgsFunction = completeNames(&r)
 	f.Register(cmd)
 	t.register(cmd)
 	t.registerKeep(cmd)
@@ -307,6 +308,7 @@ The API key needs the scopes vault:read and vault:write.`,
 		},
 	}
 	r.RegisterConnection(cmd)
+	cmd.ValidArgsFunction = completeNames(&r)
 	f.Register(cmd)
 	t.register(cmd)
 	command.Int(cmd, &length, "length", 16, 4096, "number of characters, 16 to 4096 (default 32)")

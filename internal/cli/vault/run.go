@@ -62,6 +62,9 @@ is what the shell sees. The API key needs the scope vault:read.`,
 	}
 	r.RegisterConnection(cmd)
 	cmd.Flags().StringArrayVar(&names, "env-from", nil, "credential whose values are in the environment; may be repeated")
+	_ = cmd.RegisterFlagCompletionFunc("env-from", func(cmd *cobra.Command, _ []string, begin string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		return namesLike(cmd, &r, begin), cobra.ShellCompDirectiveNoFileComp
+	}) // cannot fail: the flag exists
 	_ = cmd.MarkFlagRequired("env-from") // cannot fail: the flag exists
 	cmd.Flags().SetInterspersed(false)   // what follows the program is the program's
 	return cmd
@@ -110,6 +113,7 @@ nothing to lose: latticekeep run needs none. The API key needs the scope vault:r
 		},
 	}
 	r.RegisterConnection(cmd)
+	cmd.ValidArgsFunction = completeNames(&r)
 	return cmd
 }
 
@@ -136,6 +140,7 @@ named by its number, and nothing is stored. It is latticekeep put NAME
 		},
 	}
 	r.RegisterConnection(cmd)
+	cmd.ValidArgsFunction = completeNames(&r)
 	f.Register(cmd)
 	t.register(cmd)
 	t.registerKeep(cmd)

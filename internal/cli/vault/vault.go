@@ -63,6 +63,7 @@ key needs the scope vault:read.`,
 		},
 	}
 	r.RegisterConnection(cmd)
+	cmd.ValidArgsFunction = completeNames(&r)
 	f.Register(cmd)
 	return cmd
 }
@@ -100,6 +101,7 @@ API key needs the scopes vault:read and vault:write.`,
 		},
 	}
 	r.RegisterConnection(cmd)
+	cmd.ValidArgsFunction = completeNames(&r)
 	cmd.Flags().BoolVar(&sure, "yes", false, "delete without asking")
 	return cmd
 }
@@ -135,6 +137,7 @@ REST this call is rotate. The API key needs the scopes vault:read and vault:writ
 		},
 	}
 	r.RegisterConnection(cmd)
+	cmd.ValidArgsFunction = completeNames(&r)
 	f.Register(cmd)
 	return cmd
 }
@@ -178,6 +181,7 @@ and why. The API key needs the scope vault:read.`,
 		},
 	}
 	r.RegisterConnection(cmd)
+	cmd.ValidArgsFunction = completeNames(&r)
 	f.Register(cmd)
 	return cmd
 }
