@@ -28,7 +28,7 @@ var ours = map[string]string{
 	"internal/cli": "api/v1beta1 config/crd controllers internal/app internal/config internal/buildinfo internal/cli/admin internal/cli/auditlog internal/cli/command " +
 		"internal/cli/importer internal/cli/login internal/cli/score internal/cli/seal internal/cli/transfer internal/cli/transit internal/cli/vault internal/dumps internal/memory internal/store/format",
 	"internal/cli/admin":    "internal/cli/command internal/authz api/client api/openapi/v2",
-	"internal/cli/auditlog": "internal/cli/command internal/config internal/diagnosis api/client api/openapi/v2 internal/doctor internal/export internal/offline internal/progress internal/audit internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/keyring internal/objects internal/state internal/store internal/fault",
+	"internal/cli/auditlog": "internal/cli/command internal/config internal/diagnosis api/client api/openapi api/openapi/v2 internal/doctor internal/export internal/offline internal/progress internal/audit internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/keyring internal/objects internal/state internal/store internal/fault",
 	"internal/cli/importer": "internal/cli/command api/client api/openapi/v2 internal/dotenv internal/progress",
 	"internal/dotenv":       "internal/secret",
 	"internal/cli/score":    "internal/cli/command api/client api/openapi/v2 internal/export internal/durable internal/compliance internal/audit internal/audit/verify internal/keyring internal/dualsig",

@@ -58,6 +58,21 @@ func TestFlagsComplete(t *testing.T) {
 			t.Errorf("--scope offers %s, which the contract does not have", s)
 		}
 	}
+	events, _ := completed(t, "audit", "search", "--event", "")
+	for _, e := range events {
+		if !v2.EventType(e).Valid() {
+			t.Errorf("--event offers %s, which the contract does not have", e)
+		}
+	}
+	if !slices.Contains(events, "CREDENTIAL_UNSEALED") || len(events) < 60 {
+		t.Errorf("--event offers only %q", events)
+	}
+	for flag, count := range map[string]int{"--charset": 4, "--key-pair": 7} {
+		offered, _ := completed(t, "generate", "x", flag, "")
+		if len(offered) != count {
+			t.Errorf("%s offers %q", flag, offered)
+		}
+	}
 	if len(all) < 10 {
 		t.Errorf("--scope offers only %q", all)
 	}

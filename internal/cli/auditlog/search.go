@@ -7,11 +7,13 @@ import (
 	"fmt"
 	"io"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/latticekeep/latticekeep/api/client"
+	"github.com/latticekeep/latticekeep/api/openapi"
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/cli/command"
@@ -105,6 +107,7 @@ does. The API key needs the scope audit:read.`,
 	flags.StringVar(&outcome, "outcome", "", "success, denied or failure")
 	flags.StringVar(&from, "from", "", "earliest time, as a day in UTC or as RFC 3339")
 	flags.StringVar(&to, "to", "", "latest time, likewise")
+	command.Choices(cmd, "event", eventTypes()...)
 	command.Choices(cmd, "outcome", v2.QueryAuditLogParamsOutcomeSuccess, v2.QueryAuditLogParamsOutcomeDenied, v2.QueryAuditLogParamsOutcomeFailure)
 	command.Int(cmd, &hours, "hours", 1, 87600, "the last so many hours")
 	command.Int(cmd, &limit, "limit", 1, 100_000, fmt.Sprintf("most entries to print (default %d)", defaultLimit))
@@ -200,4 +203,19 @@ func tail(ctx context.Context, c *client.V2, p *v2.TailAuditLogParams, use func(
 			return err
 		}
 	}
+}
+
+// eventTypes returns the types of events that the contract lists.
+func eventTypes() (all []string) {
+	_, list, _ := strings.Cut(openapi.V2(), "\n    EventType:\n")
+	_, list, _ = strings.Cut(list, "      enum:\n")
+	for line := range strings.Lines(list) {
+		name, isItem := strings.CutPrefix(line, "        - ")
+		if !isItem {
+			break
+		}
+		name, _, _ = strings.Cut(strings.TrimSpace(name), " ")
+		all = append(all, name)
+	}
+	return all
 }

@@ -314,6 +314,8 @@ The API key needs the scopes vault:read and vault:write.`,
 	command.Int(cmd, &length, "length", 16, 4096, "number of characters, 16 to 4096 (default 32)")
 	cmd.Flags().StringVar(&charset, "charset", "", "characters: Alphanumeric, Hex, Base64URL or ASCII (default Alphanumeric)")
 	cmd.Flags().StringVar(&algorithm, "key-pair", "", "a key pair instead: Ed25519, ECDSA-P256, ECDSA-P384, RSA-3072, RSA-4096, ML-DSA-65 or ML-KEM-768")
+	command.Choices(cmd, "charset", "Alphanumeric", "Hex", "Base64URL", "ASCII")
+	command.Choices(cmd, "key-pair", "Ed25519", "ECDSA-P256", "ECDSA-P384", "RSA-3072", "RSA-4096", "ML-DSA-65", "ML-KEM-768")
 	cmd.MarkFlagsMutuallyExclusive("key-pair", "length")
 	cmd.MarkFlagsMutuallyExclusive("key-pair", "charset")
 	return cmd
