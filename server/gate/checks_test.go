@@ -27,7 +27,7 @@ func TestARequestIsAnsweredForTheFirstRuleItBreaks(t *testing.T) {
 		want   int
 	}{
 		{"route", servertest.Request{Method: "POST", Path: "/api/v2/vault/none/such?limit=x", Body: huge, ContentType: "text/plain"}, noScope, 404},
-		{"method", servertest.Request{Method: "PATCH", Path: "/api/v2/vault/seal?limit=x", Body: huge, ContentType: "text/plain"}, noScope, 405},
+		{"method", servertest.Request{Method: "PATCH", Path: "/api/v2/keys?limit=x", Body: huge, ContentType: "text/plain"}, noScope, 405},
 		{"size", servertest.Request{Method: "POST", Path: "/api/v2/vault/seal?%zz", Body: huge, ContentType: "text/plain"}, noScope, 413},
 		{"size, chunked", servertest.Request{Method: "POST", Path: "/api/v2/vault/seal?%zz", Body: huge, ContentType: "text/plain", Chunked: true}, noScope, 413},
 		{"size of a body that is not needed", servertest.Request{Method: "GET", Path: "/api/v2/vault/list?%zz", Body: huge, ContentType: "text/plain"}, noScope, 413},
@@ -83,7 +83,7 @@ func TestTheRateComesBeforeWhatIsWrongWithTheCaller(t *testing.T) {
 		{"rate before scope, v1", servertest.Request{Method: "GET", Path: "/v1/keys", Bearer: weak}, 429},
 		{"rate before content type", servertest.Request{Method: "POST", Path: "/api/v2/vault/seal", Key: s.Key, Body: "[", ContentType: "text/plain"}, 429},
 		{"rate before route", servertest.Request{Method: "GET", Path: "/api/v2/none/such", Key: s.Key}, 429},
-		{"rate before method", servertest.Request{Method: "PATCH", Path: "/api/v2/vault/list", Key: s.Key}, 429},
+		{"rate before method", servertest.Request{Method: "PATCH", Path: "/api/v2/keys", Key: s.Key}, 429},
 	} {
 		if r := s.Call(c.Request); r.Status != c.want {
 			t.Errorf("%s: %d, want %d: %s", c.name, r.Status, c.want, r.Body)
