@@ -221,6 +221,7 @@ func TestEveryRefusalOfAServiceLeavesOneEntry(t *testing.T) {
 		{name: "v2 getKey", id: "x", status: 404, reason: "no_such_key"},
 		{name: "v2 rotateKey", id: noKey, status: 404, reason: "no_such_key"},
 		{name: "v2 listTenants", query: "?cursor=x", status: 400, reason: invalid},
+		{name: "v2 sealCredential", body: object{"name": "a/../b", "credential_type": "t", "values": object{"k": "v"}}, status: 422, reason: invalid},
 		{name: "v2 sealCredential", body: object{"name": "\x00", "credential_type": "t", "values": object{"k": "v"}}, status: 422, reason: invalid},
 		{name: "v2 unsealCredential", id: "x", status: 403, reason: "no_such_credential"},
 		{name: "v2 unsealCredential", id: authz.NewID("cred"), status: 403, reason: "no_such_credential"},

@@ -108,6 +108,12 @@ func TestAPutMakesWhatTheNameLeadsToOrReplacesIt(t *testing.T) {
 		if _, _, err := f.vault.Put(t.Context(), f.a, put(bad, login)); !errors.Is(err, fault.Invalid) {
 			t.Errorf("%q: %v", bad, err)
 		}
+		if _, err := f.vault.Seal(t.Context(), f.a, SealRequest{Name: bad, Type: "database", Values: secrets(login)}); !errors.Is(err, fault.Invalid) {
+			t.Errorf("%q is sealed: %v", bad, err)
+		}
+	}
+	for _, good := range []string{"a", "a/b", "...", "a/..b", " ", "a/b/c/ü"} {
+		f.sealNamed(f.a, good, login)
 	}
 	f.verify()
 }

@@ -23,7 +23,7 @@ func (v *Vault) Seal(ctx context.Context, p authz.Principal, req SealRequest) (C
 	if err := v.guard.Authorize(ctx, p, authz.SealCredential); err != nil {
 		return Credential{}, err
 	}
-	if err := req.validate(); err != nil {
+	if err := cmp.Or(req.validate(), validatePath(req.Name)); err != nil {
 		return Credential{}, err
 	}
 	fp := v.idempotency.Fingerprint(p.Tenant, idempotency.Request{Key: req.IdempotencyKey, Name: req.Name, Type: req.Type, TTLDays: req.ttlDays(), Values: req.Values})

@@ -2803,7 +2803,9 @@ type SealRequest struct {
 	// Example: api_key
 	CredentialType CredentialType `json:"credential_type"`
 
-	// Name Shown in lists. Not secret, and not unique. At most 255 bytes, without control characters.
+	// Name Shown in lists. Not secret, and not unique. At most 255 bytes, without control characters. It is a path: its segments,
+	// between `/`, are neither empty nor `.` nor `..`.
+	//
 	//
 	// Example: payments-api
 	Name string `json:"name"`
