@@ -118,7 +118,9 @@ var examples = map[string]func(*world, operation) servertest.Request{
 		return r
 	},
 	"v2 putCredentialByName": func(w *world, o operation) servertest.Request {
-		return w.send(o, "p"+w.unique(), object{"credential_type": w.word, "values": object{w.word: w.word}, "ttl_days": 30})
+		r := w.send(o, "p"+w.unique(), object{"credential_type": w.word, "values": object{w.word: w.word}, "ttl_days": 30})
+		r.Bearer = w.owner.Access
+		return r
 	},
 	"v2 rotateCredential": (*world).exampleCredential,
 	"v2 deleteCredential": (*world).exampleCredential,

@@ -107,16 +107,16 @@ stdin line
 latticekeep put typed2 a=-
 stdout 'typed2 +two +3 '
 
-# a key that only writes stores by name, and reads nothing
+# a key that only writes does not find out by a put what is there
 latticekeep apikey create writer --scope vault:write
 cp stdout writer
 stdin line
-latticekeep put written --type x a=- --api-key-file writer
-stdout 'written +x +1 '
-stdin line
-! latticekeep put written --keep a=- --api-key-file writer
+! latticekeep put written --type x a=- --api-key-file writer
 stderr 403
-! latticekeep get written --api-key-file writer
+stdin line
+! latticekeep put shop/db --keep a=- --api-key-file writer
+stderr 403
+! latticekeep get shop/db --api-key-file writer
 latticekeep get shop/db -o json
 cmp stdout both.json
 
@@ -274,6 +274,8 @@ stdin second.env
 latticekeep run --env-from first cat --help
 exec sh status.sh
 stdout '^7$'
+exec sh key.sh
+! stdout .
 
 ! latticekeep run --env-from none -- env
 stderr 'reading none'
@@ -292,6 +294,10 @@ latticekeep put zero
 ! latticekeep run --env-from zero -- env
 stderr 'the value of z in zero has a zero byte'
 ! stderr hunter
+stdin line
+latticekeep put preload LD_PRELOAD=-
+! latticekeep run --env-from preload -- env
+stderr 'LD_PRELOAD in preload would change which code'
 ! latticekeep env pull zero
 stderr 'the value of z is not text'
 ! stderr hunter
@@ -315,6 +321,7 @@ latticekeep env pull first
 cmp stdout second.env
 `, map[string]string{
 		"first.env": "A='x y'\nBOTH=first\n", "second.env": "B='1\n2'\nBOTH=second\n", "bad.env": "A=1\n\nB='hunter2\n", "zero.json": `{"z": "hunter\u0000"}`,
+		"line": "hunter2\n", "key.sh": "LATTICEKEEP_API_KEY=$(cat api-key) latticekeep run --env-from first -- env | grep LATTICEKEEP_API_KEY || true",
 		"status.sh": "latticekeep run --env-from first -- sh -c 'exit 7'; echo $?",
 	}, nil)
 }

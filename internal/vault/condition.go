@@ -39,8 +39,9 @@ func (c Condition) holds(id string, version uint64) bool {
 	if c == "" || c == "*" {
 		return true
 	}
+	current := entityTag(id, version) // once, so that the work does not depend on how many tags there are
 	for tag := range strings.SplitSeq(string(c), ",") {
-		if strings.Trim(tag, " \t") == entityTag(id, version) {
+		if strings.Trim(tag, " \t") == current {
 			return true
 		}
 	}

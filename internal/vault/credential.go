@@ -122,6 +122,11 @@ func (req SealRequest) validate() error {
 	return validateValues(req.Values)
 }
 
+// values returns the new values, whatever the former ones are.
+func (req ReplaceRequest) values(map[string]secret.Bytes) (map[string]secret.Bytes, error) {
+	return req.Values, nil
+}
+
 func (req ReplaceRequest) validate() error {
 	if req.TTLDays < 0 || req.TTLDays > MaxTTLDays {
 		return fault.New(fault.Invalid, "ttl_days must be 1 to 3650")

@@ -100,9 +100,8 @@ func (v *Vault) Rotate(ctx context.Context, p authz.Principal, id string, ifMatc
 // Replace stores new values as the credential's next version, under new keys and with a full TTL,
 // and deletes the old ciphertext. Errors: those of [Vault.Rotate], and fault.Invalid.
 func (v *Vault) Replace(ctx context.Context, p authz.Principal, id string, req ReplaceRequest) (Credential, error) {
-	values := func(map[string]secret.Bytes) (map[string]secret.Bytes, error) { return req.Values, nil }
 	return retryConflicts(func() (Credential, error) {
-		return attempt{v}.change(ctx, p, id, edit{req.validate, values, req.TTLDays}, req.IfMatch)
+		return attempt{v}.change(ctx, p, id, edit{req.validate, req.values, req.TTLDays}, req.IfMatch)
 	})
 }
 
@@ -111,9 +110,8 @@ func (v *Vault) Replace(ctx context.Context, p authz.Principal, id string, req R
 // right to unseal: whoever may only write could find out keys otherwise. Errors: those of
 // [Vault.Replace].
 func (v *Vault) Patch(ctx context.Context, p authz.Principal, id string, req PatchRequest) (Credential, error) {
-	if !mayRead(p) {
-		err := v.guard.RecordAttempt(ctx, p, authz.ReplaceCredential, audit.Denied, string(cmp.Or(p.Denies(authz.ReplaceCredential), authz.MissingScope)))
-		return Credential{}, cmp.Or(err, errDenied)
+	if err := v.requireRead(ctx, p, authz.ReplaceCredential); err != nil {
+		return Credential{}, err
 	}
 	return retryConflicts(func() (Credential, error) {
 		return attempt{v}.change(ctx, p, id, edit{req.validate, req.values, req.TTLDays}, req.IfMatch)
@@ -123,10 +121,14 @@ func (v *Vault) Patch(ctx context.Context, p authz.Principal, id string, req Pat
 // Put stores a credential under a name: the next version of the one that the name leads to, or a new
 // one when there is none or it has expired. Of several puts at the same time, one makes it. What an
 // object owns is never replaced, and nothing is made beside it. created tells whether the credential
-// is new. Errors: fault.Forbidden, also when the name leads to an object's credential;
-// [ErrCondition]; fault.Invalid; fault.Unavailable.
+// is new. Its answer tells whether there was one, so Put also needs the right to unseal. Errors:
+// fault.Forbidden, also when the name leads to an object's credential; [ErrCondition]; fault.Invalid;
+// fault.Unavailable.
 func (v *Vault) Put(ctx context.Context, p authz.Principal, req PutRequest) (c Credential, created bool, err error) {
 	if err := v.guard.Authorize(ctx, p, authz.SealCredential); err != nil {
+		return Credential{}, false, err
+	}
+	if err := v.requireRead(ctx, p, authz.SealCredential); err != nil {
 		return Credential{}, false, err
 	}
 	if err := cmp.Or(req.validate(), validatePath(req.Name)); err != nil {
@@ -137,6 +139,15 @@ func (v *Vault) Put(ctx context.Context, p authz.Principal, req PutRequest) (c C
 		return c, err
 	})
 	return c, created, err
+}
+
+// requireRead refuses an action, before anything is looked up, to a caller that may not unseal.
+func (v *Vault) requireRead(ctx context.Context, p authz.Principal, a authz.Action) error {
+	if mayRead(p) {
+		return nil
+	}
+	err := v.guard.RecordAttempt(ctx, p, a, audit.Denied, string(cmp.Or(p.Denies(a), authz.MissingScope)))
+	return cmp.Or(err, errDenied)
 }
 
 // edit says what the next version of a credential has. The zero value keeps its values and its TTL.

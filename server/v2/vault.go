@@ -299,6 +299,9 @@ func (a *vaultAPI) PutCredentialByName(c *gin.Context, name string, params api.P
 		if err != nil {
 			return nil, err
 		}
+		if _, err := call.Also(ctx, authz.UnsealCredential); err != nil {
+			return nil, err
+		}
 		replaces, err := call.Also(ctx, authz.ReplaceCredential)
 		if err != nil {
 			return nil, err

@@ -568,18 +568,26 @@ func TestAPutByNameReplacesOrMakes(t *testing.T) {
 	}
 }
 
-// A pod that may only seal makes a credential by its name, and replaces none.
+// A pod that may not unseal stores nothing by name. One that may, and may seal, makes a credential by
+// its name, and replaces none.
 func TestAPodNeedsBothRightsToReplaceByName(t *testing.T) {
 	s := newService(t)
 	p := s.UsePods(s.Tenant)
 	send := func() int {
 		return s.Call(servertest.Request{Method: "PUT", Path: "/api/v2/vault/by-name/n", Bearer: servertest.ShopToken, Body: `{"credential_type":"t","values":{"k":"v"}}`}).Status
 	}
-	p.Allow(servertest.AllowOnly("seal"))
-	if got := []int{send(), send()}; !slices.Equal(got, []int{http.StatusCreated, http.StatusForbidden}) {
-		t.Error("that may only seal:", got)
+	allow := func(verbs ...string) {
+		p.Allow(func(_, verb, _ string) bool { return slices.Contains(verbs, verb) })
 	}
-	p.Allow(func(_, verb, _ string) bool { return verb == "seal" || verb == "replace" })
+	allow("seal", "replace")
+	if got := send(); got != http.StatusForbidden {
+		t.Error("that may not unseal:", got)
+	}
+	allow("seal", "unseal")
+	if got := []int{send(), send()}; !slices.Equal(got, []int{http.StatusCreated, http.StatusForbidden}) {
+		t.Error("that may only seal and unseal:", got)
+	}
+	allow("seal", "unseal", "replace")
 	if got := send(); got != http.StatusOK {
 		t.Error("that may replace, too:", got)
 	}

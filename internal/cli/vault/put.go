@@ -106,8 +106,7 @@ They come from
   standard input     a JSON object of strings, if nothing else is given; what
                      latticekeep get -o json prints
 
-The API key needs the scope vault:write, and without --type or with --keep also
-vault:read.`,
+The API key needs the scopes vault:read and vault:write.`,
 		Example: `  latticekeep put db password=-
   openssl rand -hex 16 | latticekeep put db --keep password=-
   latticekeep put tls --type tls --from-file tls.crt --from-file key=tls.key`,
