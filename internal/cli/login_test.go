@@ -137,6 +137,10 @@ stderr 'there is no profile second'
 stdin api-key
 latticekeep login --url $BASE
 latticekeep apikey list
+env LATTICEKEEP_API_KEY=lk_live_x
+! latticekeep apikey list
+stderr 'would go to the server of that profile'
+env LATTICEKEEP_API_KEY=
 latticekeep logout
 stderr 'logged out of profile second'
 ! latticekeep apikey list

@@ -15,8 +15,9 @@ import (
 var bare = regexp.MustCompile(`^[-+._:/,@%a-zA-Z0-9]+$`)
 
 // Format returns a file with the values, sorted by name. [Parse], a POSIX shell and the usual
-// libraries read it alike. The caller owns and zeroes it. A name or a value that no such file can
-// hold is an error, which has the name only.
+// libraries read it alike: so a value is refused that needs escapes, since some libraries know none and
+// would read what follows as other variables. The caller owns and zeroes the file. A name or a value
+// that no such file can hold is an error, which has the name only.
 func Format(values map[string]secret.Bytes) (secret.Bytes, error) {
 	size := 0
 	for key, value := range values {
@@ -31,6 +32,8 @@ func Format(values map[string]secret.Bytes) (secret.Bytes, error) {
 			err = fmt.Errorf("%q is no name for a .env file: it begins with a letter or _", key)
 		case !utf8.Valid(value) || bytes.IndexByte(value, 0) >= 0:
 			err = fmt.Errorf("the value of %s is not text, and a .env file holds no other", key)
+		case bytes.IndexByte(value, '\\') >= 0 || bytes.IndexByte(value, '\'') >= 0 && bytes.ContainsAny(value, "\"$`"):
+			err = fmt.Errorf("the value of %s needs escapes, which not all readers of .env files know: use latticekeep run, or -o json", key)
 		}
 		if err != nil {
 			file.Zero()
@@ -43,14 +46,7 @@ func Format(values map[string]secret.Bytes) (secret.Bytes, error) {
 		case bytes.IndexByte(value, '\'') < 0:
 			file = append(append(append(file, '\''), value...), '\'')
 		default:
-			file = append(file, '"')
-			for _, b := range value {
-				if bytes.IndexByte([]byte("\"\\$`"), b) >= 0 {
-					file = append(file, '\\')
-				}
-				file = append(file, b)
-			}
-			file = append(file, '"')
+			file = append(append(append(file, '"'), value...), '"')
 		}
 		file = append(file, '\n')
 	}

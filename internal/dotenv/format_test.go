@@ -13,8 +13,8 @@ import (
 
 func TestWhatFormatWritesIsReadAlike(t *testing.T) {
 	hard := map[string]string{
-		"PLAIN": "abc/DEF:1,2@x", "EMPTY": "", "SPACE": " a b ", "DOLLAR": "$HOME `id` $(id)", "SINGLE": `it's "$5" \ok`, "LINES": "a\nb\n", "HASH": "#a #b",
-		"BACKSLASH": `a\nb\`, "BOTH": "'\n\"\\$`", "UNICODE": "grün 🔑", "EQUALS": "a=b", "CR": "a\r\nb", "TILDE": "~", "STAR": "*",
+		"PLAIN": "abc/DEF:1,2@x", "EMPTY": "", "SPACE": " a b ", "DOLLAR": "$HOME `id` $(id)", "SINGLE": `it's`, "LINES": "a\nb\n", "HASH": "#a #b",
+		"DOUBLE": `say "x"`, "UNICODE": "grün 🔑", "EQUALS": "a=b", "CR": "a\r\nb", "TILDE": "~", "STAR": "*",
 	}
 	values := make(map[string]secret.Bytes)
 	for k, v := range hard {
@@ -45,7 +45,9 @@ func TestWhatFormatWritesIsReadAlike(t *testing.T) {
 }
 
 func TestWhatNoFileCanHoldIsNamedOnly(t *testing.T) {
-	for key, value := range map[string]string{"ZERO": "hunter\x00", "BYTES": "hunter\xff", "1st": "hunter"} {
+	for key, value := range map[string]string{"ZERO": "hunter\x00", "BYTES": "hunter\xff", "1st": "hunter",
+		// Node's util.parseEnv reads INJECTED=1 of the first as a variable, and python-dotenv \' in quotes as '.
+		"ESCAPED": "hunter'\"\nINJECTED=1", "BACKSLASH": `hunter\`, "DOLLAR": "hunter'$x"} {
 		file, err := Format(map[string]secret.Bytes{"A": secret.Bytes("1"), key: secret.Bytes(value)})
 		if err == nil || !strings.Contains(err.Error(), key) || strings.Contains(err.Error(), "hunter") || file != nil {
 			t.Errorf("%s: %v", key, err)

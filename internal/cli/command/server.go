@@ -35,7 +35,7 @@ func (r *Server) RegisterConnection(cmd *cobra.Command) {
 // RegisterKey is RegisterConnection for flags of the caller's choice.
 func (r *Server) RegisterKey(cmd *cobra.Command, flags *pflag.FlagSet, usage string) {
 	r.RegisterAddress(cmd, flags, usage)
-	flags.StringVar(&r.Key, "api-key", "", "API key; other users of this machine may see it (environment: "+keyVariable+")")
+	flags.StringVar(&r.Key, "api-key", "", "API key; other users of this machine may see it (environment: "+KeyVariable+")")
 	flags.StringVar(&r.KeyFile, "api-key-file", "", "file that holds the API key")
 	cmd.MarkFlagsMutuallyExclusive("api-key", "api-key-file", "profile")
 }
@@ -59,12 +59,15 @@ func (r *Server) Locate() error {
 	name := r.Profile
 	if name == "" {
 		if r.Key == "" && r.KeyFile == "" {
-			r.Key = os.Getenv(keyVariable)
+			r.Key = os.Getenv(KeyVariable)
 		}
 		if r.URL != "" && (r.Key != "" || r.KeyFile != "") {
 			return nil
 		}
 		name = os.Getenv(profile.Variable)
+		if name != "" && r.URL == "" && os.Getenv(KeyVariable) != "" {
+			return UsageError(KeyVariable + " is set beside " + profile.Variable + ", and would go to the server of that profile: unset one of them, or name the server with --url")
+		}
 	}
 	p, err := profile.Load(cmp.Or(name, profile.Default))
 	switch {
@@ -113,7 +116,7 @@ func (r *Server) open(needsKey bool) (*client.V2, error) {
 	case r.URL == "":
 		return nil, UsageError("no server: set --url or " + URLVariable + ", or run latticekeep login")
 	case key == "" && needsKey:
-		return nil, UsageError("no API key: set --api-key-file or " + keyVariable + ", or run latticekeep login")
+		return nil, UsageError("no API key: set --api-key-file or " + KeyVariable + ", or run latticekeep login")
 	}
 	var options []client.Option
 	if key != "" {
@@ -129,7 +132,7 @@ func (r *Server) open(needsKey bool) (*client.V2, error) {
 // Environment variables with the URL of the server and the API key.
 const (
 	URLVariable = "LATTICEKEEP_URL"
-	keyVariable = "LATTICEKEEP_API_KEY"
+	KeyVariable = "LATTICEKEEP_API_KEY"
 )
 
 // RegisterURL defines the flag --url, which every command that calls a server has. Its default is in

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"net/netip"
+	"net/url"
 	"os"
 	"path"
 	"slices"
@@ -70,13 +72,23 @@ func openVault(address, tokenFile string) (*api.Client, error) {
 	if t, ok := config.HttpClient.Transport.(*http.Transport); ok && t.TLSClientConfig != nil && t.TLSClientConfig.InsecureSkipVerify {
 		return nil, command.UsageError(api.EnvVaultSkipVerify + " gives the token to whoever answers: unset it, and name the authority in " + api.EnvVaultCACert)
 	}
-	config.Address = address
+	// The token goes to the named server alone: not to an agent of the environment, and after no
+	// redirect.
+	config.Address, config.AgentAddress, config.DisableRedirects = address, "", true
+	if u, err := url.Parse(address); err == nil && u.Scheme == "http" && !isLoopback(u.Hostname()) {
+		return nil, command.UsageError("--vault-addr: plain HTTP to another machine shows it the token and every secret: use https")
+	}
 	c, err := api.NewClient(config)
 	if err != nil {
 		return nil, &command.StatusError{Status: command.StatusUsage, Err: fmt.Errorf("the address of Vault cannot be used: %w", err)}
 	}
 	c.SetToken(token)
 	return c, nil
+}
+
+func isLoopback(host string) bool {
+	ip, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && ip.IsLoopback()
 }
 
 // engine is a KV engine of Vault or OpenBao.

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"os/exec"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -23,8 +24,9 @@ func newRunCommand() *cobra.Command {
 		Use:   "run [--env-from NAME]... -- COMMAND [ARGUMENT]...",
 		Short: "Run a program with the values of credentials in its environment",
 		Long: `Run a program whose environment has the values of credentials, under their keys, and
-what this process has in its own. Of the same key in several the last one counts.
-Nothing is written to disk.
+what this process has in its own, but for LATTICEKEEP_API_KEY. Of the same key in
+several the last one counts. Nothing is written to disk. Keys such as PATH and
+LD_PRELOAD are refused: whoever may write the credential could run code of theirs.
 
 The program takes the place of this process: it gets all signals, and its exit status
 is what the shell sees. The API key needs the scope vault:read.`,
@@ -47,6 +49,9 @@ is what the shell sees. The API key needs the scope vault:read.`,
 				}
 				defer o.values.zero()
 				for key, value := range o.values {
+					if steers.MatchString(key) {
+						return fmt.Errorf("%s in %s would change which code the program runs: give the value another key", key, command.Printable(name))
+					}
 					if bytes.IndexByte(value, 0) >= 0 {
 						return fmt.Errorf("the value of %s in %s has a zero byte, which no environment can hold", key, command.Printable(name))
 					}
@@ -70,12 +75,18 @@ is what the shell sees. The API key needs the scope vault:read.`,
 	return cmd
 }
 
-// environment returns an environment in which added replaces variables of the same name.
+// steers matches variables by which loaders, shells and interpreters find code to run, and those of
+// this program.
+var steers = regexp.MustCompile(`^(LD_.*|DYLD_.*|LATTICEKEEP_.*|PATH|IFS|ENV|BASH_ENV|BASH_FUNC_.*|SHELLOPTS|BASHOPTS|PS4|NODE_OPTIONS|NODE_PATH|` +
+	`PYTHONPATH|PYTHONHOME|PYTHONSTARTUP|PERL5LIB|PERL5OPT|RUBYLIB|RUBYOPT|JAVA_TOOL_OPTIONS|_JAVA_OPTIONS|GIT_SSH|GIT_SSH_COMMAND|GIT_EXEC_PATH|GIT_CONFIG.*)$`)
+
+// environment returns an environment in which added replaces variables of the same name, and which lacks
+// the API key: the program is to have these values, and not all that the key opens.
 func environment(all []string, added map[string]string) []string {
 	all = slices.DeleteFunc(slices.Clone(all), func(variable string) bool {
 		name, _, _ := strings.Cut(variable, "=")
 		_, ok := added[name]
-		return ok
+		return ok || name == command.KeyVariable
 	})
 	for _, name := range slices.Sorted(maps.Keys(added)) {
 		all = append(all, name+"="+added[name])
