@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/secret"
@@ -110,7 +111,7 @@ func (v *Vault) Replace(ctx context.Context, p authz.Principal, id string, req R
 // right to unseal: whoever may only write could find out keys otherwise. Errors: those of
 // [Vault.Replace].
 func (v *Vault) Patch(ctx context.Context, p authz.Principal, id string, req PatchRequest) (Credential, error) {
-	if err := v.requireRead(ctx, p, authz.ReplaceCredential); err != nil {
+	if err := requireRead(ctx, v.guard, p, authz.ReplaceCredential); err != nil {
 		return Credential{}, err
 	}
 	return retryConflicts(func() (Credential, error) {
@@ -128,7 +129,7 @@ func (v *Vault) Put(ctx context.Context, p authz.Principal, req PutRequest) (c C
 	if err := v.guard.Authorize(ctx, p, authz.SealCredential); err != nil {
 		return Credential{}, false, err
 	}
-	if err := v.requireRead(ctx, p, authz.SealCredential); err != nil {
+	if err := requireRead(ctx, v.guard, p, authz.SealCredential); err != nil {
 		return Credential{}, false, err
 	}
 	if err := cmp.Or(req.validate(), validatePath(req.Name)); err != nil {
@@ -142,11 +143,11 @@ func (v *Vault) Put(ctx context.Context, p authz.Principal, req PutRequest) (c C
 }
 
 // requireRead refuses an action, before anything is looked up, to a caller that may not unseal.
-func (v *Vault) requireRead(ctx context.Context, p authz.Principal, a authz.Action) error {
+func requireRead(ctx context.Context, g *guard.Guard, p authz.Principal, a authz.Action) error {
 	if mayRead(p) {
 		return nil
 	}
-	err := v.guard.RecordAttempt(ctx, p, a, audit.Denied, string(cmp.Or(p.Denies(a), authz.MissingScope)))
+	err := g.RecordAttempt(ctx, p, a, audit.Denied, string(cmp.Or(p.Denies(a), authz.MissingScope)))
 	return cmp.Or(err, errDenied)
 }
 
