@@ -226,11 +226,11 @@ var vendors = map[string]string{
 	"sigs.k8s.io/yaml":               "internal/cli internal/sealedsecrets hack/crd hack/schemas",
 
 	"github.com/golang-jwt/jwt/v5":    "internal/identity/token internal/identity/tokenreview",
-	"golang.org/x/crypto":             "internal/identity/password",           // argon2id
-	"golang.org/x/net":                "internal/identity/email internal/app", // international domain names; a bound on connections
-	"golang.org/x/term":               "internal/cli/command",                 // a password that is typed
-	"golang.org/x/text":               "internal/identity/email",              // PRECIS
-	"golang.org/x/time":               "controllers/credential",               // the pace of looks
+	"golang.org/x/crypto":             "internal/identity/password",             // argon2id
+	"golang.org/x/net":                "internal/identity/email internal/app",   // international domain names; a bound on connections
+	"golang.org/x/term":               "internal/cli/command",                   // a password that is typed
+	"golang.org/x/text":               "internal/identity/email internal/authz", // PRECIS, form C
+	"golang.org/x/time":               "controllers/credential",                 // the pace of looks
 	"github.com/wneessen/go-mail":     "internal/mail",
 	"go.yaml.in/yaml/v3":              "internal/config internal/cli/seal internal/compliance hack/reference",
 	"github.com/oapi-codegen/runtime": "api/openapi server",

@@ -1,5 +1,8 @@
 // Package authz defines principals and what they may do. It is pure: it uses no store, no clock and
 // no transport.
+//
+// A principal may do what its scopes permit ([Principal.Denies]), and in the vault only on the paths
+// that its policies allow ([Principal.Reaches]). A policy never adds a scope.
 package authz
 
 import (
@@ -117,7 +120,8 @@ type Principal struct {
 	Kind     Kind
 	ID       string // pseudonymous: a key id, a user id, an object's UID; never a name or an address
 	Scopes   []Scope
-	ReadOnly bool // the tenant's trial has ended: only reading, deleting and revoking are allowed
+	Access   Access // which paths the scopes of the vault are good for
+	ReadOnly bool   // the tenant's trial has ended: only reading, deleting and revoking are allowed
 
 	Namespace Namespace // namespace of a service account; zero for all others
 
@@ -311,6 +315,20 @@ var rules = map[Action]rule{
 	ListSealedCredentials: {scope: VaultRead, trialed: true},
 }
 
+// verbs maps each action on a path to the verb that allows it.
+var verbs = map[Action]Verb{
+	ListCredentials:       ListPath,
+	ListVersions:          ListPath,
+	ListSealedCredentials: ListPath,
+	UnsealCredential:      ReadPath,
+	SealCredential:        WritePath,
+	ReplaceCredential:     WritePath,
+	RotateCredential:      WritePath,
+	ResealManifest:        WritePath,
+	CheckManifest:         WritePath,
+	DeleteCredential:      DeletePath,
+}
+
 // Denial is the reason for refusing an action. It is empty if the action is allowed.
 type Denial string
 
@@ -318,6 +336,8 @@ type Denial string
 const (
 	MissingScope Denial = "missing_scope"
 	TrialEnded   Denial = "trial_ended"
+	// OutsidePolicy is the reason for refusing an action on a path. [Principal.Reaches] decides it.
+	OutsidePolicy Denial = "outside_policy"
 )
 
 // Denies returns why the principal may not do a, and "" if it may. An unknown action is refused.
@@ -330,6 +350,17 @@ func (p Principal) Denies(a Action) Denial {
 		return TrialEnded
 	}
 	return ""
+}
+
+// Reaches reports whether the policies of the principal allow the action on the path of that name.
+// It says nothing about the principal's scopes: [Principal.Denies] does, and both must agree. An
+// action that is none on a path reaches no path of a limited principal.
+func (p Principal) Reaches(a Action, name string) bool {
+	if !p.Access.IsLimited() {
+		return true
+	}
+	v, ok := verbs[a]
+	return ok && p.Access.Allows(v, name)
 }
 
 // May reports whether the principal may do a.

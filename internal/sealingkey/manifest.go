@@ -37,6 +37,9 @@ func (s *Service) Reseal(ctx context.Context, p authz.Principal, obj *v1beta1.Se
 	if err := s.guard.Admit(ctx, p, authz.ResealManifest); err != nil {
 		return nil, err
 	}
+	if err := s.guard.AuthorizePath(ctx, p, authz.ResealManifest, obj.Name); err != nil {
+		return nil, err
+	}
 	if err := sealing.Check(obj); err != nil {
 		return nil, fault.Wrap(fault.Invalid, "the manifest is malformed: see what is wrong with latticekeep validate", err)
 	}
@@ -100,6 +103,9 @@ const doesNotOpen = "spec.sealed: the values do not open here: either they were 
 // fault.Forbidden; fault.Unavailable, also when the semaphore stays full until ctx ends.
 func (s *Service) Check(ctx context.Context, p authz.Principal, obj *v1beta1.SealedCredential) (Verdict, error) {
 	if err := s.guard.Admit(ctx, p, authz.CheckManifest); err != nil {
+		return Verdict{}, err
+	}
+	if err := s.guard.AuthorizePath(ctx, p, authz.CheckManifest, obj.Name); err != nil {
 		return Verdict{}, err
 	}
 	slots, record := s.values, s.guard.Record

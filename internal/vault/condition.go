@@ -56,12 +56,16 @@ func allHold(conditions []Condition, id string, version uint64) bool {
 // mayRead reports whether p could unseal a credential that exists for it.
 func mayRead(p authz.Principal) bool { return p.May(authz.UnsealCredential) }
 
+func mayReadAt(p authz.Principal, name string) bool {
+	return mayRead(p) && p.Reaches(authz.UnsealCredential, name)
+}
+
 // failCondition makes e the entry of a change whose condition does not hold, and returns the answer.
 // Without the right to unseal the credential, that is the answer for a credential that is not there.
-// readable says that the credential itself can be unsealed.
-func failCondition(p authz.Principal, readable bool, e *audit.Event) error {
+// readable says that p could unseal the credential itself.
+func failCondition(readable bool, e *audit.Event) error {
 	e.Outcome, e.Attributes = audit.Denied, map[string]string{audit.AttributeReason: reasonCondition}
-	if readable && mayRead(p) {
+	if readable {
 		return ErrCondition
 	}
 	return errDenied

@@ -60,7 +60,7 @@ func (v attempt) put(ctx context.Context, p authz.Principal, req PutRequest) (c 
 	now := v.now()
 	query := v.records.names.Query(p, req.Name, now)
 	find := func(rd store.Reader) (string, error) { return v.records.names.Find(rd, query) }
-	found, err := v.open(ctx, keys, p, finder{name: req.Name, id: find})
+	found, err := v.open(ctx, keys, p, finder{name: req.Name, action: authz.SealCredential, id: find})
 	if err != nil {
 		return Credential{}, false, err
 	}
@@ -79,7 +79,7 @@ func (v attempt) put(ctx context.Context, p authz.Principal, req PutRequest) (c 
 	case e.Outcome != audit.Success && !created:
 		return Credential{}, false, v.recordAccess(ctx, e)
 	case created && req.IfMatch != "", !created && !req.IfMatch.holds(found.id, found.record.Version):
-		refused := failCondition(p, readable, &e)
+		refused := failCondition(readable && mayReadAt(p, req.Name), &e)
 		return Credential{}, false, cmp.Or(v.guard.Record(ctx, e), refused)
 	}
 	id, version, first, change := authz.NewID(idPrefix), uint64(1), now, audit.CredentialSealed

@@ -20,11 +20,11 @@ import (
 )
 
 // List returns the credentials of p's tenant in the order of their ids, and the cursor of the next
-// page, if any. It includes expired credentials and marks them. It hides the credentials of objects
-// in other namespaces from a ServiceAccount. With a limit or a filter, a page may hold fewer
-// credentials than are left, or none, and still have a cursor. Damaged records are left out and
-// counted in the entry. Errors: fault.Forbidden; fault.Invalid for an invalid filter and for the
-// cursor of another list; fault.Unavailable.
+// page, if any. It includes expired credentials and marks them. It leaves out those outside p's
+// policies, and hides the credentials of objects in other namespaces from a ServiceAccount. With a
+// limit or a filter, a page may hold fewer credentials than are left, or none, and still have a
+// cursor. Damaged records are left out and counted in the entry. Errors: fault.Forbidden;
+// fault.Invalid for an invalid filter and for the cursor of another list; fault.Unavailable.
 func (v *Vault) List(ctx context.Context, p authz.Principal, q ListQuery) (list []Credential, next string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
@@ -100,6 +100,9 @@ func (f *page) read(q ListQuery, after string) error {
 	prefix := len(record.TenantPrefix(f.p.Tenant))
 	var bad error
 	err := f.rd.Scan(rng, func(key, value []byte) bool {
+		if record.IsOutside(f.p, authz.ListCredentials, key, value) {
+			return true // costs the page nothing, so the page tells nothing of it
+		}
 		full := q.Limit > 0 && len(f.list) == q.Limit
 		if f.more = full || q.bounded() && f.budget.spent() && f.last != ""; f.more {
 			return false
@@ -148,7 +151,7 @@ func (v *Vault) Metadata(ctx context.Context, p authz.Principal, id string) (Cre
 	if _, err := v.ready(ctx, p, authz.ListCredentials); err != nil {
 		return Credential{}, err
 	}
-	l, err := v.look(ctx, p, id, nil)
+	l, err := v.look(ctx, p, authz.ListCredentials, id, nil)
 	if err != nil {
 		return Credential{}, err
 	}
@@ -169,7 +172,7 @@ func (v *Vault) Versions(ctx context.Context, p authz.Principal, id string) ([]V
 		return nil, err
 	}
 	var list []Version
-	l, err := v.look(ctx, p, id, func(rd store.Reader, l *lookup, id string) (err error) {
+	l, err := v.look(ctx, p, authz.ListVersions, id, func(rd store.Reader, l *lookup, id string) (err error) {
 		list, err = v.records.history(rd, p.Tenant, id, l.record)
 		if isDamaged(err) {
 			l.failed, err = true, nil
@@ -248,6 +251,9 @@ func (c *counter) count(rd store.Reader, budget readBudget) error {
 	c.Complete = true
 	var bad error
 	err := rd.Scan(store.Prefix(record.TenantPrefix(c.p.Tenant)), func(key, value []byte) bool {
+		if record.IsOutside(c.p, authz.ListCredentials, key, value) {
+			return true
+		}
 		if budget.spent() {
 			c.Complete = false
 			return false

@@ -22,7 +22,7 @@ import (
 // records the read before it returns. Errors: fault.Forbidden for a credential that does not exist
 // for p, fault.Unavailable.
 func (v *Vault) Unseal(ctx context.Context, p authz.Principal, id string) (Unsealed, error) {
-	return v.unseal(ctx, p, byID(id))
+	return v.unseal(ctx, p, byID(authz.UnsealCredential, id))
 }
 
 // UnsealVersion is [Vault.Unseal] for one version: the current one, or the previous one until it
@@ -38,13 +38,13 @@ func (v *Vault) UnsealVersion(ctx context.Context, p authz.Principal, id string,
 // credentials it takes the one created last. If more than 1000 are active, it compares only the
 // 1000 that expire last.
 func (v *Vault) UnsealByName(ctx context.Context, p authz.Principal, name string) (Unsealed, error) {
-	if !validName(name) {
+	outside := !p.Reaches(authz.UnsealCredential, name)
+	if outside || !validName(name) {
 		name = "" // no credential has this name
 	}
 	query := v.records.names.Query(p, name, v.now())
-	return v.unseal(ctx, p, finder{name: name, id: func(rd store.Reader) (string, error) {
-		return v.records.names.Find(rd, query)
-	}})
+	return v.unseal(ctx, p, finder{name: name, action: authz.UnsealCredential, outside: outside,
+		id: func(rd store.Reader) (string, error) { return v.records.names.Find(rd, query) }})
 }
 
 func (v *Vault) unseal(ctx context.Context, p authz.Principal, which finder) (Unsealed, error) {
@@ -71,38 +71,41 @@ func (v *Vault) unseal(ctx context.Context, p authz.Principal, which finder) (Un
 
 // lookup is the result of a search for a credential.
 type lookup struct {
-	id     string // id that was asked for or found; empty when it is not well-formed or nothing was found
-	record *record.Record
-	until  time.Time // when the record stops being readable
-	digest string    // digest that the record must have, if not empty
-	owned  bool
-	values map[string]secret.Bytes
-	failed bool // a row exists and its integrity check failed
+	id      string // id that was asked for or found; empty when it is not well-formed or nothing was found
+	record  *record.Record
+	until   time.Time // when the record stops being readable
+	digest  string    // digest that the record must have, if not empty
+	owned   bool
+	values  map[string]secret.Bytes
+	failed  bool // a row exists and its integrity check failed
+	outside bool // outside the policies of the caller, so it does not exist
 }
 
 // finder says which credential is asked for.
 type finder struct {
 	// id returns the credential's id, or "" when no credential can be meant.
-	id   func(rd store.Reader) (string, error)
-	name string // name that the credential must have, if not empty
+	id      func(rd store.Reader) (string, error)
+	name    string       // name that the credential must have, if not empty
+	action  authz.Action // what the policies of the caller must allow on its path
+	outside bool         // the name is outside these policies, so none is looked up
 
 	// version replaces the record of l by the version that is asked for; nil keeps the current one.
 	// id is the id that was looked up, and by says which object owns it.
 	version func(rd store.Reader, l *lookup, id string, by ownership) error
 }
 
-// byID finds the credential with an id that the caller named.
-func byID(id string) finder {
+// byID finds the credential with an id that the caller named, for an action.
+func byID(a authz.Action, id string) finder {
 	if !authz.ValidID(idPrefix, id) {
 		id = ""
 	}
-	return finder{id: func(store.Reader) (string, error) { return id, nil }}
+	return finder{action: a, id: func(store.Reader) (string, error) { return id, nil }}
 }
 
 // byVersion finds one version of a credential. It reads and verifies the same rows, whether or not
 // an object, a previous version or the credential itself exists.
 func byVersion(tenant authz.TenantID, id string, version uint64) finder {
-	which := byID(id)
+	which := byID(authz.UnsealCredential, id)
 	which.version = func(rd store.Reader, l *lookup, id string, by ownership) error {
 		key := previousKey(tenant, id, version)
 		stored, err := rd.Get(key)
@@ -167,11 +170,11 @@ func (v *Vault) open(ctx context.Context, keys *keyring.Keys, p authz.Principal,
 
 // look finds a credential by its id without opening it. If read is not nil, look calls it to read
 // further rows of the id. When there is no credential, read gets an id that does not exist.
-func (v *Vault) look(ctx context.Context, p authz.Principal, id string, read func(rd store.Reader, l *lookup, id string) error) (*lookup, error) {
+func (v *Vault) look(ctx context.Context, p authz.Principal, a authz.Action, id string, read func(rd store.Reader, l *lookup, id string) error) (*lookup, error) {
 	absent := authz.NewID(idPrefix)
 	l := &lookup{}
 	err := v.store.View(ctx, func(rd store.Reader) error {
-		err := v.find(l, rd, p, byID(id), absent)
+		err := v.find(l, rd, p, byID(a, id), absent)
 		if err != nil || read == nil {
 			return err
 		}
@@ -190,7 +193,7 @@ func (v *Vault) look(ctx context.Context, p authz.Principal, id string, read fun
 // find reads the record and its owner into l. When no credential can be meant, it reads the rows of
 // absent, an id that does not exist.
 func (v *Vault) find(l *lookup, rd store.Reader, p authz.Principal, which finder, absent string) error {
-	*l = lookup{}
+	*l = lookup{outside: which.outside}
 	id, err := which.id(rd)
 	if isDamaged(err) {
 		l.failed, id, err = true, "", nil
@@ -219,7 +222,8 @@ func (v *Vault) find(l *lookup, rd store.Reader, p authz.Principal, which finder
 			l.failed, l.record, err = true, nil, nil
 		}
 	}
-	if by.hides(p) {
+	l.outside = l.outside || r != nil && !p.Reaches(which.action, r.Name)
+	if l.outside || by.hides(p) {
 		l.record = nil
 	}
 	return err
@@ -274,6 +278,8 @@ func (l *lookup) event(t audit.EventType, p authz.Principal, now time.Time) audi
 	case l.failed:
 		e.Outcome = audit.Failure
 		e.Attributes[audit.AttributeReason] = reasonIntegrity
+	case l.outside:
+		e.Attributes[audit.AttributeReason] = string(authz.OutsidePolicy)
 	case l.record == nil:
 		e.Attributes[audit.AttributeReason] = reasonMissing
 	case !now.Before(l.until):

@@ -27,7 +27,10 @@ func (v *Vault) Seal(ctx context.Context, p authz.Principal, req SealRequest) (C
 	if err := cmp.Or(req.validate(), validatePath(req.Name)); err != nil {
 		return Credential{}, err
 	}
-	fp := v.idempotency.Fingerprint(p.Tenant, idempotency.Request{Key: req.IdempotencyKey, Name: req.Name, Type: req.Type, TTLDays: req.ttlDays(), Values: req.Values})
+	if err := v.guard.AuthorizePath(ctx, p, authz.SealCredential, req.Name); err != nil {
+		return Credential{}, err
+	}
+	fp := v.idempotency.Fingerprint(p, idempotency.Request{Key: req.IdempotencyKey, Name: req.Name, Type: req.Type, TTLDays: req.ttlDays(), Values: req.Values})
 	return retryConflicts(func() (Credential, error) {
 		if fp != nil {
 			if first, err := v.replay(ctx, p, fp); err != nil {
@@ -102,7 +105,7 @@ func (v *Vault) Rotate(ctx context.Context, p authz.Principal, id string, ifMatc
 // and deletes the old ciphertext. Errors: those of [Vault.Rotate], and fault.Invalid.
 func (v *Vault) Replace(ctx context.Context, p authz.Principal, id string, req ReplaceRequest) (Credential, error) {
 	return retryConflicts(func() (Credential, error) {
-		return attempt{v}.change(ctx, p, id, edit{req.validate, req.values, req.TTLDays}, req.IfMatch)
+		return attempt{v}.change(ctx, p, id, edit{req.validate, req.values, req.TTLDays, false}, req.IfMatch)
 	})
 }
 
@@ -115,7 +118,7 @@ func (v *Vault) Patch(ctx context.Context, p authz.Principal, id string, req Pat
 		return Credential{}, err
 	}
 	return retryConflicts(func() (Credential, error) {
-		return attempt{v}.change(ctx, p, id, edit{req.validate, req.values, req.TTLDays}, req.IfMatch)
+		return attempt{v}.change(ctx, p, id, edit{req.validate, req.values, req.TTLDays, true}, req.IfMatch)
 	})
 }
 
@@ -133,6 +136,9 @@ func (v *Vault) Put(ctx context.Context, p authz.Principal, req PutRequest) (c C
 		return Credential{}, false, err
 	}
 	if err := cmp.Or(req.validate(), validatePath(req.Name)); err != nil {
+		return Credential{}, false, err
+	}
+	if err := v.guard.AuthorizePath(ctx, p, authz.SealCredential, req.Name); err != nil {
 		return Credential{}, false, err
 	}
 	c, err = retryConflicts(func() (c Credential, err error) {
@@ -155,7 +161,8 @@ func requireRead(ctx context.Context, g *guard.Guard, p authz.Principal, a authz
 type edit struct {
 	validate func() error // before anything is looked up; nil for nothing to validate
 	values   func(current map[string]secret.Bytes) (map[string]secret.Bytes, error)
-	ttlDays  int // 0 keeps the TTL
+	ttlDays  int  // 0 keeps the TTL
+	reads    bool // takes the right to read the credential, too
 }
 
 // change stores the next version of a credential. It opens the old version in every case, because it
@@ -174,11 +181,14 @@ func (v attempt) change(ctx context.Context, p authz.Principal, id string, to ed
 			return Credential{}, err
 		}
 	}
-	found, err := v.open(ctx, keys, p, byID(id))
+	found, err := v.open(ctx, keys, p, byID(action, id))
 	if err != nil {
 		return Credential{}, err
 	}
 	defer zero(found.values)
+	if to.reads && found.record != nil && !p.Reaches(authz.UnsealCredential, found.record.Name) {
+		found.record, found.outside = nil, true
+	}
 	now := v.now()
 	e := found.event(change, p, now)
 	if e.Outcome == audit.Success && found.owned {
@@ -188,7 +198,7 @@ func (v attempt) change(ctx context.Context, p authz.Principal, id string, to ed
 		return Credential{}, v.recordAccess(ctx, e)
 	}
 	if !allHold(ifMatch, found.id, found.record.Version) { // the commit stores nothing on top of another version
-		refused := failCondition(p, true, &e)
+		refused := failCondition(mayReadAt(p, found.record.Name), &e)
 		return Credential{}, cmp.Or(v.guard.Record(ctx, e), refused)
 	}
 	old, next := found.record, SealRequest{Values: found.values}
@@ -239,12 +249,14 @@ func (v *Vault) Delete(ctx context.Context, p authz.Principal, id string, ifMatc
 			return err
 		}
 		switch {
-		case current == nil && !damaged, by.hides(p):
+		case current != nil && !p.Reaches(authz.DeleteCredential, current.Name):
+			reason = string(authz.OutsidePolicy)
+		case current == nil && (!damaged || p.Access.IsLimited()), by.hides(p):
 			reason = reasonMissing
 		case by.owned && p.Kind != authz.System:
 			reason = reasonOwned
 		case !allHold(ifMatch, e.Resource.ID, versionOf(current)):
-			refused = failCondition(p, !damaged && v.now().Before(current.ExpiresAt), &e)
+			refused = failCondition(!damaged && v.now().Before(current.ExpiresAt) && mayReadAt(p, current.Name), &e)
 		default:
 			err = v.records.remove(tx, p.Tenant, e.Resource.ID)
 		}

@@ -53,6 +53,7 @@ func (a *clusterAPI) ListSealedCredentials(c *gin.Context, params api.ListSealed
 			if p := call.Principal(); p.Kind == authz.ServiceAccount {
 				all = inNamespace(all, p.Namespace.Name)
 			}
+			all = within(call.Principal(), all)
 			if answer.SealingKeys, err = a.sealingKeyUse(ctx, all); err != nil {
 				return nil, err
 			}
@@ -93,6 +94,20 @@ func inNamespace(all []v1beta1.SealedCredential, namespace string) (own []v1beta
 		}
 	}
 	return own
+}
+
+// within returns the objects whose credentials the policies of p let it list. A credential has the
+// name of its object.
+func within(p authz.Principal, all []v1beta1.SealedCredential) (seen []v1beta1.SealedCredential) {
+	if !p.Access.IsLimited() {
+		return all
+	}
+	for i := range all {
+		if p.Reaches(authz.ListSealedCredentials, all[i].Name) {
+			seen = append(seen, all[i])
+		}
+	}
+	return seen
 }
 
 // objectName returns a name whose order is the order of the list. No namespace has a zero byte in

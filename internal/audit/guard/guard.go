@@ -83,6 +83,19 @@ func (g *Guard) Authorize(ctx context.Context, p authz.Principal, a authz.Action
 	return fault.New(fault.Forbidden, "access denied")
 }
 
+// AuthorizePath refuses an action on a path that the policies of p do not allow, and records that. The
+// answer is that of every refusal in the vault, and nobody looks whether something is there. Errors:
+// fault.Forbidden, fault.Unavailable.
+func (g *Guard) AuthorizePath(ctx context.Context, p authz.Principal, a authz.Action, name string) error {
+	if p.Reaches(a, name) {
+		return nil
+	}
+	if err := g.RecordAttempt(ctx, p, a, audit.Denied, string(authz.OutsidePolicy)); err != nil {
+		return err
+	}
+	return fault.New(fault.Forbidden, "access denied")
+}
+
 // Append adds the event to the transaction of the change that it records, as [writer.Log.Append]
 // does.
 func (g *Guard) Append(tx store.Tx, e audit.Event) (*audit.Receipt, error) {

@@ -94,10 +94,16 @@ type Fingerprint struct {
 	digest []byte // keyed hash of the request
 }
 
-// Fingerprint returns the Fingerprint of req, or nil for a request without an idempotency key.
-func (i *Keys) Fingerprint(tenant authz.TenantID, req Request) *Fingerprint {
+// Fingerprint returns the Fingerprint of a request of p, or nil for one without an idempotency key. A
+// principal with a policy has keys of its own: the answer to a key that somebody else has used would
+// tell that they did.
+func (i *Keys) Fingerprint(p authz.Principal, req Request) *Fingerprint {
 	if req.Key == "" {
 		return nil
+	}
+	tenant := p.Tenant
+	if p.Access.IsLimited() {
+		req.Key = p.ID + " " + req.Key // no key has a space
 	}
 	values := record.EncodeValues(req.Values)
 	defer values.Zero()

@@ -274,6 +274,16 @@ func At(key, value []byte) (*Record, error) {
 	return ViewAt(key, bytes.Clone(value))
 }
 
+// IsOutside reports whether the policies of p do not allow an action on the credential of a row. A
+// damaged row has no path, so nobody with a policy reaches it.
+func IsOutside(p authz.Principal, a authz.Action, key, value []byte) bool {
+	if !p.Access.IsLimited() {
+		return false
+	}
+	r, err := ViewAt(key, value)
+	return err != nil || !p.Reaches(a, r.Name)
+}
+
 // ViewAt is At without the copy: the result shares value's memory.
 func ViewAt(key, value []byte) (*Record, error) {
 	r, err := view(value)
