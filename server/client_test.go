@@ -380,6 +380,23 @@ func (o *tour) membersThrough(t *testing.T) {
 	if len(list.Members) != 2 || len(list.Invitations) != 0 {
 		t.Errorf("members %+v", list)
 	}
+	rules := []v2.PolicyRule{{Path: "shop/*", Verbs: []v2.PathVerb{"list"}}}
+	made := answered(owner.V2.CreatePolicy(ctx, v2.PolicyRequest{Name: "shop", Rules: rules}))(t).Policy
+	rules[0].Verbs = append(rules[0].Verbs, "read")
+	answered(owner.V2.ChangePolicy(ctx, made.PolicyId, v2.PolicyRequest{Name: "shop", Rules: rules}))(t)
+	if p := answered(owner.V2.GetPolicy(ctx, made.PolicyId))(t).Policy; !slices.Equal(p.Rules[0].Verbs, rules[0].Verbs) {
+		t.Errorf("%+v", p)
+	}
+	answered(owner.V2.BindPolicies(ctx, joined.User.UserId, v2.BindingRequest{Policies: []string{made.PolicyId}}))(t)
+	if all := answered(owner.V2.ListPolicies(ctx))(t); len(all.Policies) != 1 || len(all.Bindings) != 1 || all.Bindings[0].Policies[0] != made.PolicyId {
+		t.Errorf("%+v", all)
+	}
+	judged := answered(owner.V2.CheckAccess(ctx, v2.AccessCheckRequest{Path: "other", Verb: "read", Subject: &joined.User.UserId}))(t)
+	if judged.Allowed || *judged.Reason != "outside_policy" && *judged.Reason != "missing_scope" {
+		t.Errorf("%+v", judged)
+	}
+	succeeds(t, owner.V2.UnbindPolicies(ctx, joined.User.UserId))
+	succeeds(t, owner.V2.DeletePolicy(ctx, made.PolicyId))
 	succeeds(t, owner.V2.RemoveMember(ctx, joined.User.UserId))
 }
 

@@ -197,6 +197,25 @@ var examples = map[string]func(*world, operation) servertest.Request{
 		_, id := w.invitation()
 		return w.send(o, id, nil)
 	},
+	"v2 listPolicies": example("", nil),
+	"v2 createPolicy": func(w *world, o operation) servertest.Request {
+		return w.send(o, "", object{"name": w.policyName(), "rules": []object{{"path": w.word + "/**", "verbs": []string{"read"}}}})
+	},
+	"v2 getPolicy": func(w *world, o operation) servertest.Request { return w.send(o, w.policy(), nil) },
+	"v2 changePolicy": func(w *world, o operation) servertest.Request {
+		return w.send(o, w.policy(), object{"name": w.policyName(), "rules": []object{{"path": "*", "verbs": []string{"list", "write"}}}})
+	},
+	"v2 deletePolicy": func(w *world, o operation) servertest.Request { return w.send(o, w.policy(), nil) },
+	"v2 bindPolicies": func(w *world, o operation) servertest.Request {
+		return w.send(o, w.member(), object{"policies": []string{w.policy()}})
+	},
+	"v2 unbindPolicies": func(w *world, o operation) servertest.Request {
+		member := w.member()
+		_, err := w.Identity.Access.Bind(context.Background(), administrator(w.tenant), member, []string{w.policy()})
+		w.must(err)
+		return w.send(o, member, nil)
+	},
+	"v2 checkAccess": example("", object{"path": "shop/prod/db", "verb": "read"}),
 	"v2 createAPIKey": func(w *world, o operation) servertest.Request {
 		return w.send(o, "", object{"name": w.word, "scopes": []string{"account:admin"}, "expires_in_days": 30})
 	},
@@ -484,6 +503,26 @@ func (w *world) member() string {
 	u, _, err := w.Identity.AcceptInvitation(context.Background(), nobody, w.TokenMailedTo(email, 1), secret.Bytes(w.password()))
 	w.must(err)
 	return u.ID
+}
+
+// policyName returns a name that no policy has.
+func (w *world) policyName() string { return w.word + " " + authz.NewID("x") }
+
+// policy returns the id of a new policy.
+func (w *world) policy() string {
+	made, err := w.Identity.Access.CreatePolicy(context.Background(), administrator(w.tenant), identity.PolicyRequest{
+		Name: w.policyName(), Rules: []authz.Rule{{Path: w.word + "/**", Verbs: authz.Verbs()}},
+	})
+	w.must(err)
+	return made.ID
+}
+
+// boundPolicy returns the id of a policy that a member has.
+func (w *world) boundPolicy() string {
+	id := w.policy()
+	_, err := w.Identity.Access.Bind(context.Background(), administrator(w.tenant), w.member(), []string{id})
+	w.must(err)
+	return id
 }
 
 // note returns the id of the note of a new review.

@@ -233,3 +233,46 @@ func (v *V2) DestroyKMSKey(ctx context.Context, r v2.DestroyKMSKeyRequest) (*v2.
 func (v *V2) RestoreSealingKey(ctx context.Context, keyID string) (*v2.SealingKeyAnswer, error) {
 	return do[v2.SealingKeyAnswer](ctx, v.transport, post("/api/v2/system/sealing-keys/{key_id}/restore", nil, keyID).repeatable())
 }
+
+// ListPolicies returns the policies of the tenant, and who has which.
+func (v *V2) ListPolicies(ctx context.Context) (*v2.PolicyList, error) {
+	return do[v2.PolicyList](ctx, v.transport, get("/api/v2/access/policies"))
+}
+
+// CreatePolicy creates a policy. ErrForbidden: it is wider than those of the caller. ErrConflict: the
+// name is taken, or there are too many policies.
+func (v *V2) CreatePolicy(ctx context.Context, r v2.PolicyRequest) (*v2.PolicyAnswer, error) {
+	return do[v2.PolicyAnswer](ctx, v.transport, post("/api/v2/access/policies", r))
+}
+
+// GetPolicy returns one policy.
+func (v *V2) GetPolicy(ctx context.Context, policyID string) (*v2.PolicyAnswer, error) {
+	return do[v2.PolicyAnswer](ctx, v.transport, get("/api/v2/access/policies/{policy_id}", policyID))
+}
+
+// ChangePolicy gives a policy another name and other rules. Errors as for CreatePolicy.
+func (v *V2) ChangePolicy(ctx context.Context, policyID string, r v2.PolicyRequest) (*v2.PolicyAnswer, error) {
+	return do[v2.PolicyAnswer](ctx, v.transport, put("/api/v2/access/policies/{policy_id}", r, policyID).repeatable())
+}
+
+// DeletePolicy deletes a policy. ErrConflict: it is bound.
+func (v *V2) DeletePolicy(ctx context.Context, policyID string) error {
+	return v.transport.run(ctx, remove("/api/v2/access/policies/{policy_id}", policyID))
+}
+
+// BindPolicies gives a user, an API key or a ServiceAccount these policies in place of those that it
+// has. ErrForbidden: they are wider than those of the caller. ErrConflict: the user is an owner.
+func (v *V2) BindPolicies(ctx context.Context, subject string, r v2.BindingRequest) (*v2.BindingAnswer, error) {
+	return do[v2.BindingAnswer](ctx, v.transport, put("/api/v2/access/bindings/{subject}", r, subject).repeatable())
+}
+
+// UnbindPolicies takes all policies of a subject away, so no policy limits it. ErrConflict: the user
+// has the role limited.
+func (v *V2) UnbindPolicies(ctx context.Context, subject string) error {
+	return v.transport.run(ctx, remove("/api/v2/access/bindings/{subject}", subject))
+}
+
+// CheckAccess judges whether a path may be reached. It tells nothing of what is there.
+func (v *V2) CheckAccess(ctx context.Context, r v2.AccessCheckRequest) (*v2.AccessJudgement, error) {
+	return do[v2.AccessJudgement](ctx, v.transport, post("/api/v2/access/check", r).repeatable())
+}

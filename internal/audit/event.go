@@ -69,6 +69,13 @@ const (
 	MemberChanged          EventType = "MEMBER_CHANGED" // another role
 	MemberRemoved          EventType = "MEMBER_REMOVED"
 	InvitationRevoked      EventType = "INVITATION_REVOKED"
+	PolicyListed           EventType = "POLICY_LISTED" // policies of paths, and who has which
+	PolicyCreated          EventType = "POLICY_CREATED"
+	PolicyChanged          EventType = "POLICY_CHANGED"
+	PolicyDeleted          EventType = "POLICY_DELETED"
+	PolicyBound            EventType = "POLICY_BOUND"   // a user, an API key or a ServiceAccount has these policies from now on, and no other
+	PolicyUnbound          EventType = "POLICY_UNBOUND" // no policy limits it any more
+	AccessChecked          EventType = "ACCESS_CHECKED" // judged whether a path could be reached, without a look whether anything is there
 	AuditRead              EventType = "AUDIT_READ"
 	ProofRead              EventType = "PROOF_READ"          // checkpoint, proofs, tiles and the audit key; at most once a minute for each caller
 	AuditExported          EventType = "AUDIT_EXPORTED"      // the whole log
@@ -106,7 +113,7 @@ var changes = []EventType{
 	TenantCreated, TenantActivated, TenantLimited, NamespaceMapped, APIKeyCreated, APIKeyApproved,
 	CredentialSealed, CredentialRotated, CredentialReencrypted, CredentialAdopted, KeyCreated, KeyRotated,
 	UserRegistered, EmailVerified, VerificationRequested, PasswordChanged, PasswordResetRequested, PasswordReset,
-	MemberInvited, MemberJoined, MemberChanged, DenialsAcknowledged, AccessReviewed, InventoryReviewed,
+	MemberInvited, MemberJoined, MemberChanged, PolicyCreated, PolicyChanged, PolicyBound, DenialsAcknowledged, AccessReviewed, InventoryReviewed,
 }
 
 // IsChange reports whether a successful event of this type adds to what is stored, besides its
@@ -145,14 +152,17 @@ const (
 	UserResource       = "user"
 	SessionResource    = "session"
 	InvitationResource = "invitation"
-	SealingKeyResource = "sealing_key"
-	ManifestResource   = "manifest"
-	BackupResource     = "backup"
-	KMSKeyResource     = "kms_key"
-	ChainResource      = "chain"
-	LogResource        = "audit_log"
-	InterfaceResource  = "interface"
-	ComplianceResource = "compliance"
+	PolicyResource     = "policy"
+	// ServiceAccountResource is a ServiceAccount that has policies. Its id is a keyed hash of its name.
+	ServiceAccountResource = "service_account"
+	SealingKeyResource     = "sealing_key"
+	ManifestResource       = "manifest"
+	BackupResource         = "backup"
+	KMSKeyResource         = "kms_key"
+	ChainResource          = "chain"
+	LogResource            = "audit_log"
+	InterfaceResource      = "interface"
+	ComplianceResource     = "compliance"
 )
 
 // Attributes that the verification reads.

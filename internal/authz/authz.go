@@ -150,16 +150,17 @@ func Source(address string) string {
 type Role string
 
 // The roles. Each stands for scopes. An owner is an admin whom only owners can make, change and
-// remove.
+// remove. A limited user always has a policy, and none that allows anything until one is bound.
 const (
 	Owner   Role = "owner"
 	Admin   Role = "admin"
 	Member  Role = "member"
+	Limited Role = "limited"
 	Auditor Role = "auditor"
 )
 
 // Roles returns all roles, strongest first.
-func Roles() []Role { return []Role{Owner, Admin, Member, Auditor} }
+func Roles() []Role { return []Role{Owner, Admin, Member, Limited, Auditor} }
 
 // Scopes returns what a user of the role may do. An unknown role has no scopes.
 func (r Role) Scopes() []Scope {
@@ -168,6 +169,8 @@ func (r Role) Scopes() []Scope {
 		return TenantScopes()
 	case Member:
 		return []Scope{VaultRead, VaultWrite, CryptoEncrypt, CryptoDecrypt, CryptoSign, CryptoVerify, KeysRead}
+	case Limited:
+		return []Scope{VaultRead, VaultWrite}
 	case Auditor:
 		return []Scope{CryptoVerify, KeysRead, AuditRead, AuditNames, ComplianceRead}
 	}
@@ -208,6 +211,13 @@ const (
 	ReviewAccess       Action = "review_access"
 	ReviewInventory    Action = "review_inventory"
 	EraseReviewNote    Action = "erase_review_note"
+	ListPolicies       Action = "list_policies"
+	CreatePolicy       Action = "create_policy"
+	ChangePolicy       Action = "change_policy"
+	DeletePolicy       Action = "delete_policy"
+	BindPolicy         Action = "bind_policy"
+	UnbindPolicy       Action = "unbind_policy"
+	CheckAccess        Action = "check_access"
 	CreateAPIKey       Action = "create_api_key"
 	ListAPIKeys        Action = "list_api_keys"
 	ApproveAPIKey      Action = "approve_api_key" // only an owner, which internal/identity checks
@@ -283,6 +293,13 @@ var rules = map[Action]rule{
 	ReviewAccess:       {scope: AccountAdmin, user: true, trialed: true},
 	ReviewInventory:    {scope: ComplianceRead, user: true, trialed: true},
 	EraseReviewNote:    {scope: AccountAdmin, trialed: true},
+	ListPolicies:       {scope: AccountAdmin, trialed: true},
+	CreatePolicy:       {scope: AccountAdmin},
+	ChangePolicy:       {scope: AccountAdmin},
+	DeletePolicy:       {scope: AccountAdmin, trialed: true},
+	BindPolicy:         {scope: AccountAdmin},
+	UnbindPolicy:       {scope: AccountAdmin},
+	CheckAccess:        {trialed: true},
 	CreateAPIKey:       {scope: AccountAdmin},
 	ListAPIKeys:        {scope: AccountAdmin, trialed: true},
 	ApproveAPIKey:      {scope: AccountAdmin, user: true},

@@ -19,6 +19,8 @@ var table = map[Action]string{
 	ExportAudit: "system:admin", AcceptRollback: "system:admin", ListKMSKeys: "system:admin", RewrapKeys: "system:admin", DestroyKMSKey: "system:admin",
 	ReviewLog: "audit:read+user!", ReviewAccess: "account:admin+user!", ReviewInventory: "compliance:read+user!",
 	EraseReviewNote: "account:admin!", ApproveAPIKey: "account:admin+user",
+	ListPolicies: "account:admin!", CreatePolicy: "account:admin", ChangePolicy: "account:admin", DeletePolicy: "account:admin!",
+	BindPolicy: "account:admin", UnbindPolicy: "account:admin", CheckAccess: "any!",
 	CreateAPIKey: "account:admin", ListAPIKeys: "account:admin!", RevokeAPIKey: "account:admin!",
 	InviteMember: "account:admin", ListMembers: "account:admin!", ChangeMember: "account:admin", RemoveMember: "account:admin!",
 	RevokeInvitation: "account:admin!",
@@ -73,6 +75,7 @@ func TestRoles(t *testing.T) {
 		Owner:   "vault:read vault:write crypto:encrypt crypto:decrypt crypto:sign crypto:verify keys:read keys:write audit:read audit:names compliance:read account:admin",
 		Admin:   "vault:read vault:write crypto:encrypt crypto:decrypt crypto:sign crypto:verify keys:read keys:write audit:read audit:names compliance:read account:admin",
 		Member:  "vault:read vault:write crypto:encrypt crypto:decrypt crypto:sign crypto:verify keys:read",
+		Limited: "vault:read vault:write",
 		Auditor: "crypto:verify keys:read audit:read audit:names compliance:read",
 		"root":  "",
 	} {
@@ -84,7 +87,7 @@ func TestRoles(t *testing.T) {
 			t.Errorf("%s: %v", role, got)
 		}
 	}
-	if len(Roles()) != 4 {
+	if len(Roles()) != 5 {
 		t.Error(Roles())
 	}
 }

@@ -294,7 +294,7 @@ func candidates(wanted map[string]bool, e *audit.Entry) (keys [][]byte) {
 	for _, only := range []string{"deployment", "dev", "sealing/current", "tenant/system"} {
 		try(only, "")
 	}
-	for _, family := range []string{"user/row/", "apikey/tenant/", "invitation/", "owner/", "transit/key/"} {
+	for _, family := range []string{"user/row/", "apikey/tenant/", "invitation/", "access/policy/", "access/binding/", "owner/", "transit/key/"} {
 		try(family, "%s/%s", t, id)
 	}
 	try("user/row/", "%s/%s", t, actor)

@@ -6,6 +6,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/identity/access"
 	"github.com/latticekeep/latticekeep/internal/identity/tenant"
 	"github.com/latticekeep/latticekeep/internal/identity/ticket"
 )
@@ -27,6 +28,14 @@ type Tenant = tenant.Tenant
 
 // Limits are the requests per minute that a tenant may make.
 type Limits = tenant.Limits
+
+// Policy, PolicyRequest, Binding and Question are those of package access.
+type (
+	Policy        = access.Policy
+	PolicyRequest = access.PolicyRequest
+	Binding       = access.Binding
+	Question      = access.Question
+)
 
 // ErrRecreated is the answer to a namespace that is not the one of its name that was meant. See
 // [tenant.ErrRecreated].

@@ -189,7 +189,7 @@ func (s *apiKeys) roomFor(r store.Reader, row *apikey.Row) (lapsed []string, err
 func (s *apiKeys) lapse(tx store.Tx, n apikey.Name) error {
 	e := apiKeyEvent(audit.APIKeyRevoked, authz.SystemPrincipal(n.Tenant), n.ID)
 	e.Attributes = map[string]string{audit.AttributeReason: reasonLapsed}
-	_, err := s.grants.apiKeys.Delete(tx, n)
+	_, err := s.grants.deleteKey(tx, n)
 	if err == nil {
 		_, err = s.guard.Append(tx, e)
 	}
@@ -206,7 +206,8 @@ func (s *apiKeys) bindToGrantor(r store.Reader, p authz.Principal, row *apikey.R
 		return records.Refuse(reasonScopes, errScopesBeyond)
 	}
 	row.User, row.ExpiresAt = by.user, by.bound(row.ExpiresAt)
-	return nil
+	row.Makers, err = s.grants.makers(r, by)
+	return err
 }
 
 // approvalMail asks an owner to approve a key.
@@ -337,7 +338,7 @@ func (s *apiKeys) RevokeAPIKey(ctx context.Context, p authz.Principal, id string
 		e.Resource.ID = id
 	}
 	err := s.rows.Commit(ctx, e, func(tx store.Tx, e *audit.Event) error {
-		found, err := s.grants.apiKeys.Delete(tx, apikey.Name{Tenant: p.Tenant, ID: e.Resource.ID})
+		found, err := s.grants.deleteKey(tx, apikey.Name{Tenant: p.Tenant, ID: e.Resource.ID})
 		if err == nil && !found {
 			err = records.Refuse(reasonNoAPIKey, errAPIKey)
 		}
@@ -364,6 +365,7 @@ func (s *apiKeys) Authenticate(ctx context.Context, secret string) (Caller, erro
 	now := s.now()
 	var row apikey.Row
 	var tenant Tenant
+	var limits authz.Access
 	err := s.store.View(ctx, func(r store.Reader) (err error) {
 		var found bool
 		if row, found, err = s.grants.apiKeys.Lookup(r, secret); err != nil {
@@ -371,7 +373,9 @@ func (s *apiKeys) Authenticate(ctx context.Context, secret string) (Caller, erro
 		} else if !found || row.Pending() || row.Key(time.Time{}).Expired(now) {
 			return errUnauthenticated
 		}
-		tenant, err = s.tenants.Read(r, row.Tenant)
+		if tenant, err = s.tenants.Read(r, row.Tenant); err == nil {
+			limits, err = s.policies.Of(r, row.Tenant, row.Limiters()...)
+		}
 		return err
 	})
 	if err != nil {
@@ -379,8 +383,10 @@ func (s *apiKeys) Authenticate(ctx context.Context, secret string) (Caller, erro
 	}
 	s.used.Note(apikey.Name{Tenant: row.Tenant, ID: row.ID}, now)
 	return Caller{
-		Principal: authz.Principal{Tenant: row.Tenant, Kind: authz.APIKey, ID: row.ID, Scopes: row.Scopes, ReadOnly: tenant.ReadOnly(now)},
-		Limits:    tenant.Limits,
+		Principal: authz.Principal{
+			Tenant: row.Tenant, Kind: authz.APIKey, ID: row.ID, Scopes: row.Scopes, Access: limits, ReadOnly: tenant.ReadOnly(now),
+		},
+		Limits: tenant.Limits,
 	}, nil
 }
 

@@ -231,7 +231,7 @@ func (s *Service) Dev(ctx context.Context) (authz.TenantID, string, error) {
 			if err := s.tenants.Put(tx, fresh); err != nil {
 				return err
 			}
-		} else if revoked, err := s.grants.apiKeys.Delete(tx, apikey.Name{Tenant: id, ID: row.KeyID}); err != nil {
+		} else if revoked, err := s.grants.deleteKey(tx, apikey.Name{Tenant: id, ID: row.KeyID}); err != nil {
 			return err
 		} else if revoked {
 			if _, err := s.guard.Append(tx, apiKeyEvent(audit.APIKeyRevoked, p, row.KeyID)); err != nil {

@@ -7,6 +7,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/guard"
 	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/identity/access"
 	"github.com/latticekeep/latticekeep/internal/identity/records"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -19,6 +20,8 @@ type deps struct {
 	keys  *keyring.Ring
 	rows  *records.Store
 	now   func() time.Time
+
+	policies *access.Store
 }
 
 // deny records that p may not do a, and returns err.

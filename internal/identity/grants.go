@@ -40,6 +40,7 @@ type grantor struct {
 	authz.Principal
 	user    string    // id of the user who answers; empty for the operator's own
 	expires time.Time // the grantor's own expiry if it is an API key; zero: never
+	makers  []string  // API keys by which the grantor was made, if it is one
 }
 
 // grantor reads the current rights of p. Error: a refusal.
@@ -56,7 +57,11 @@ func (s *grants) grantor(r store.Reader, p authz.Principal, a authz.Action) (gra
 		case !row.Verified: // only a verified address shows who answers
 			return grantor{}, records.Refuse(reasonUnverified, errUnverified)
 		}
-		by.user, by.Scopes = p.ID, row.Role.Scopes()
+		limits, err := s.userAccess(r, accountOf(p), row.Role)
+		if err != nil {
+			return grantor{}, err
+		}
+		by.user, by.Scopes, by.Access = p.ID, row.Role.Scopes(), limits
 	case authz.APIKey:
 		switch row, found, err := s.apiKeys.Find(r, apikey.Name{Tenant: p.Tenant, ID: p.ID}); {
 		case err != nil:
@@ -64,7 +69,12 @@ func (s *grants) grantor(r store.Reader, p authz.Principal, a authz.Action) (gra
 		case !found:
 			return grantor{}, records.Refuse(reasonNoAPIKey, errUnauthenticated)
 		default:
-			by.user, by.Scopes, by.expires = row.User, row.Scopes, row.ExpiresAt
+			limits, err := s.policies.Of(r, p.Tenant, row.Limiters()...)
+			if err != nil {
+				return grantor{}, err
+			}
+			by.user, by.Scopes, by.Access = row.User, row.Scopes, limits
+			by.expires, by.makers = row.ExpiresAt, keysOf(row.Limiters())
 		}
 	}
 	if why := by.Denies(a); why != "" {
@@ -117,7 +127,7 @@ func (s *grants) revokeGrants(tx store.Tx, tenant authz.TenantID, which func(gra
 	for _, k := range keys {
 		if which(grant{k.User, k.Scopes, ""}) {
 			revoked++
-			_, failed := s.apiKeys.Delete(tx, apikey.Name{Tenant: tenant, ID: k.ID})
+			_, failed := s.deleteKey(tx, apikey.Name{Tenant: tenant, ID: k.ID})
 			err = errors.Join(err, failed)
 		}
 	}

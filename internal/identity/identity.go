@@ -19,7 +19,8 @@
 //   - Every row that decides who may see what carries the keyring's MAC.
 //   - Every request reads the key or session and the tenant anew, so a revocation, a change of role
 //     and the end of a trial take effect at once.
-//   - A principal grants only what it holds itself. The deployment is the exception.
+//   - A principal grants only what it holds itself, and on no path that its policies do not allow
+//     ([access]). The deployment is the exception.
 //   - An API key and an invitation name the user who answers for them. They are revoked when that
 //     user is removed or may no longer grant them.
 //   - Resetting the password of an account that was never verified proves ownership of its address,
@@ -33,6 +34,7 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit/guard"
+	"github.com/latticekeep/latticekeep/internal/identity/access"
 	"github.com/latticekeep/latticekeep/internal/identity/apikey"
 	"github.com/latticekeep/latticekeep/internal/identity/password"
 	"github.com/latticekeep/latticekeep/internal/identity/records"
@@ -56,13 +58,15 @@ type Service struct {
 	*signIns
 	*members
 	serviceAccounts
+	Access  *access.Service // policies of paths, and who has which
 	tenants *tenant.Store
 	outbox  *mail.Outbox
 }
 
 func newParts(s store.Store, guard *guard.Guard, keys *keyring.Ring, now func() time.Time) *Service {
 	rows := records.New(s, guard, keys)
-	d := &deps{store: s, guard: guard, keys: keys, rows: rows, now: now}
+	policies := access.NewStore(rows)
+	d := &deps{store: s, guard: guard, keys: keys, rows: rows, now: now, policies: policies}
 	outbox := mail.NewOutbox(s, keys, now)
 	hashes := new(password.Hasher)
 	tickets := ticket.NewStore(rows, now)
@@ -75,8 +79,9 @@ func newParts(s store.Store, guard *guard.Guard, keys *keyring.Ring, now func() 
 		outbox: outbox, passwords: hashes,
 	}
 	members := &members{d, tenants, users, grants, tickets, outbox}
+	people := access.People{Grantor: grants.currentRights, Subject: grants.subject, Withdraw: grants.withdraw}
 	return &Service{
-		deps: d, Service: administration, tenants: tenants, sessions: sessions, grants: grants, users: users,
+		deps: d, Service: administration, Access: access.NewService(policies, s, guard, rows, people, now), tenants: tenants, sessions: sessions, grants: grants, users: users,
 		apiKeys:         &apiKeys{deps: d, tenants: tenants, grants: grants, members: members, outbox: outbox},
 		signIns:         &signIns{d, users, sessions, tickets, throttle.New(s, rows), outbox, hashes},
 		members:         members,

@@ -24,7 +24,7 @@ import (
 )
 
 var (
-	errRole            = fault.New(fault.Invalid, "the role is one of owner, admin, member and auditor")
+	errRole            = fault.New(fault.Invalid, "the role is one of owner, admin, member, limited and auditor")
 	errMember          = fault.New(fault.NotFound, "there is no such member: list the members for those there are")
 	errRoleBeyond      = fault.New(fault.Forbidden, "nobody grants more than they hold, and only owners make, change and remove owners")
 	errLastOwner       = fault.New(fault.Conflict, "this is the last owner of the tenant: make another one first")
@@ -211,6 +211,12 @@ func (s *members) ChangeMember(ctx context.Context, p authz.Principal, id string
 				return err
 			}
 		}
+		if err := s.requireWithin(tx, p, m.User, role); err != nil {
+			return err
+		}
+		if err := s.bindRole(tx, m.account, role); err != nil {
+			return err
+		}
 		beyond := func(g grant) bool { return g.user == m.User && g.exceeds(role) }
 		if e.Attributes, err = s.grants.revokeGrants(tx, m.Tenant, beyond); err != nil {
 			return err
@@ -331,7 +337,7 @@ func (s *members) mayInvite(r store.Reader, by grantor, row invitationRow) (stal
 	if err := s.requireVerifiedUser(r, by); err != nil {
 		return nil, err
 	}
-	if err := s.requireGrantable(r, by.Principal, row.Role); err != nil {
+	if err := cmp.Or(s.requireGrantable(r, by.Principal, row.Role), s.requireWithin(r, by.Principal, "", row.Role)); err != nil {
 		return nil, err
 	}
 	if _, err := s.users.lapsedHolder(r, row.Email, row.CreatedAt, true); errors.Is(err, errEmailTaken) {
@@ -444,6 +450,9 @@ func (s *members) AcceptInvitation(ctx context.Context, from authz.Principal, ma
 			return err
 		}
 		e.Attributes = map[string]string{"invitation": invited.User, "role": string(row.Role)}
+		if err := s.bindRole(tx, u.account, row.Role); err != nil {
+			return err
+		}
 		return s.grants.deleteInvitation(tx, invited.Tenant, invited.User)
 	})
 	if err != nil {

@@ -114,8 +114,8 @@ func TestWhoMayGrantWhichRole(t *testing.T) {
 	}
 	may := map[string][]authz.Role{
 		"owner":            authz.Roles(),
-		"admin":            {authz.Admin, authz.Member, authz.Auditor},
-		"all scopes key":   {authz.Admin, authz.Member, authz.Auditor},
+		"admin":            {authz.Admin, authz.Member, authz.Limited, authz.Auditor},
+		"all scopes key":   {authz.Admin, authz.Member, authz.Limited, authz.Auditor},
 		"auditor's scopes": {authz.Auditor},
 	}
 	target := f.join(owner, "target@example.com", authz.Member)

@@ -9,6 +9,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/identity/access"
 	"github.com/latticekeep/latticekeep/internal/identity/tenant"
 	"github.com/latticekeep/latticekeep/internal/identity/token"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -84,8 +85,12 @@ func (s *serviceAccounts) serviceAccount(ctx context.Context, a ServiceAccount) 
 			return err
 		}
 		tenant, err := s.tenants.Read(r, id)
+		if err != nil {
+			return err
+		}
+		limits, err := s.policies.Of(r, id, access.ServiceAccount(a.Namespace, a.Name))
 		caller.Principal = authz.Principal{
-			Tenant: id, Kind: authz.ServiceAccount, ID: a.UID, Pod: a.Pod, ReadOnly: tenant.ReadOnly(s.now()),
+			Tenant: id, Kind: authz.ServiceAccount, ID: a.UID, Pod: a.Pod, Access: limits, ReadOnly: tenant.ReadOnly(s.now()),
 			Namespace: authz.Namespace{Cluster: a.Cluster, Name: a.Namespace},
 		}
 		caller.Limits = tenant.Limits

@@ -370,9 +370,13 @@ func (s *sessions) AuthenticateToken(ctx context.Context, accessToken string) (C
 		} else if !found {
 			return token.ErrAccess
 		}
+		limits, err := s.userAccess(r, a, user.Role)
+		if err != nil {
+			return err
+		}
 		caller = Caller{
 			Principal: authz.Principal{
-				Tenant: a.Tenant, Kind: authz.User, ID: a.User, Scopes: user.Role.Scopes(), ReadOnly: tenant.ReadOnly(now),
+				Tenant: a.Tenant, Kind: authz.User, ID: a.User, Scopes: user.Role.Scopes(), Access: limits, ReadOnly: tenant.ReadOnly(now),
 			},
 			Session: n.ID, Limits: tenant.Limits,
 		}

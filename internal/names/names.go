@@ -56,7 +56,7 @@ func New(s store.Store, g *guard.Guard, i *identity.Service, t *transit.Transit)
 }
 
 // Of returns the names that ids of p's tenant have, in the order of the ids. It leaves out ids without a
-// name, and ids whose row is damaged. It records the read before it returns. Errors: fault.Forbidden,
+// name, ids of credentials outside p's policies, and ids whose row is damaged. It records the read before it returns. Errors: fault.Forbidden,
 // fault.Invalid for no ids and for more than [MaxIDs], fault.Unavailable.
 func (n *Names) Of(ctx context.Context, p authz.Principal, ids []string) ([]Name, error) {
 	if err := n.guard.Admit(ctx, p, authz.ReadNames); err != nil {
@@ -75,6 +75,7 @@ func (n *Names) Of(ctx context.Context, p authz.Principal, ids []string) ([]Name
 				case errors.Is(err, fault.Internal), state.IsRefused(err): // the log is read all the same
 				case err != nil:
 					return err
+				case from.resource == audit.CredentialResource && !p.Reaches(authz.ListCredentials, name):
 				case name != "":
 					found = append(found, Name{id, from.resource, name})
 				}

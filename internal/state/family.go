@@ -125,6 +125,14 @@ var Families = []Family{
 	{Prefix: "apikey/tenant/", Deciding: true, Number: 22, MAC: true, Group: 3,
 		Says: "that a tenant has an API key, which can be listed and revoked",
 		Risk: "a revoked API key is listed, or one that works is not and cannot be revoked"},
+	// A tenant's policies are counted, and their names compared.
+	{Prefix: "access/policy/", Deciding: true, Number: 34, MAC: true, Group: 3,
+		Says: "a policy of a tenant: what it allows on which paths",
+		Risk: "a policy allows what it allowed earlier"},
+	// A tenant's bindings are counted, and searched for those of a policy.
+	{Prefix: "access/binding/", Deciding: true, Number: 35, MAC: true, Group: 3,
+		Says: "which policies limit a user, an API key or a ServiceAccount",
+		Risk: "it has its earlier policies, or none and reaches all paths"},
 	// The newest version is the current one.
 	{Prefix: "credential/", Deciding: true, Number: 23, Group: 3,
 		Says: "the current version of a credential",

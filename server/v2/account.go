@@ -180,3 +180,135 @@ func (a *accountAPI) RevokeAPIKey(c *gin.Context, id string) {
 		return api.RevokedAPIKey{Success: true, KeyId: id}, nil
 	})
 }
+
+func policy(p identity.Policy) api.Policy {
+	shown := api.Policy{PolicyId: p.ID, Name: p.Name, Rules: make([]api.PolicyRule, len(p.Rules)), CreatedAt: p.CreatedAt.UTC(), ChangedAt: p.ChangedAt.UTC()}
+	for i, r := range p.Rules {
+		shown.Rules[i].Path = r.Path
+		for _, v := range r.Verbs {
+			shown.Rules[i].Verbs = append(shown.Rules[i].Verbs, api.PathVerb(v))
+		}
+	}
+	return shown
+}
+
+func policyRequest(body api.PolicyRequest) identity.PolicyRequest {
+	r := identity.PolicyRequest{Name: body.Name, Rules: make([]authz.Rule, len(body.Rules))}
+	for i, rule := range body.Rules {
+		r.Rules[i].Path = rule.Path
+		for _, v := range rule.Verbs {
+			r.Rules[i].Verbs = append(r.Rules[i].Verbs, authz.Verb(v))
+		}
+	}
+	return r
+}
+
+func policyAnswer(p identity.Policy, err error) (any, error) {
+	if err != nil {
+		return nil, err
+	}
+	return api.PolicyAnswer{Success: true, Policy: policy(p)}, nil
+}
+
+func binding(b identity.Binding) api.Binding {
+	return api.Binding{Subject: b.Subject, Policies: b.Policies, BoundBy: optional(b.BoundBy), BoundAt: b.BoundAt.UTC()}
+}
+
+// ListPolicies returns the policies of the tenant, and who has which.
+func (a *accountAPI) ListPolicies(c *gin.Context) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		policies, bindings, err := a.identity.Access.Policies(ctx, call.Principal())
+		if err != nil {
+			return nil, err
+		}
+		answer := api.PolicyList{Success: true, Policies: make([]api.Policy, len(policies)), Bindings: make([]api.Binding, len(bindings))}
+		for i, p := range policies {
+			answer.Policies[i] = policy(p)
+		}
+		for i, b := range bindings {
+			answer.Bindings[i] = binding(b)
+		}
+		return answer, nil
+	})
+}
+
+// CreatePolicy makes a policy.
+func (a *accountAPI) CreatePolicy(c *gin.Context) {
+	gate.Answer(c, http.StatusCreated, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body api.PolicyRequest
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		return policyAnswer(a.identity.Access.CreatePolicy(ctx, call.Principal(), policyRequest(body)))
+	})
+}
+
+// GetPolicy returns one policy.
+func (a *accountAPI) GetPolicy(c *gin.Context, id string) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		return policyAnswer(a.identity.Access.Policy(ctx, call.Principal(), id))
+	})
+}
+
+// ChangePolicy gives a policy another name and other rules.
+func (a *accountAPI) ChangePolicy(c *gin.Context, id string) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body api.PolicyRequest
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		return policyAnswer(a.identity.Access.ChangePolicy(ctx, call.Principal(), id, policyRequest(body)))
+	})
+}
+
+// DeletePolicy deletes a policy that nobody has.
+func (a *accountAPI) DeletePolicy(c *gin.Context, id string) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		if err := a.identity.Access.DeletePolicy(ctx, call.Principal(), id); err != nil {
+			return nil, err
+		}
+		return api.DeletedPolicy{Success: true, PolicyId: id}, nil
+	})
+}
+
+// BindPolicies gives a subject policies in place of those that it has.
+func (a *accountAPI) BindPolicies(c *gin.Context, subject string) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body api.BindingRequest
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		b, err := a.identity.Access.Bind(ctx, call.Principal(), subject, body.Policies)
+		if err != nil {
+			return nil, err
+		}
+		return api.BindingAnswer{Success: true, Binding: binding(b)}, nil
+	})
+}
+
+// UnbindPolicies takes a subject's policies away.
+func (a *accountAPI) UnbindPolicies(c *gin.Context, subject string) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		if err := a.identity.Access.Unbind(ctx, call.Principal(), subject); err != nil {
+			return nil, err
+		}
+		return api.DeletedBinding{Success: true, Subject: subject}, nil
+	})
+}
+
+// CheckAccess judges whether a path may be reached.
+func (a *accountAPI) CheckAccess(c *gin.Context) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body api.AccessCheckRequest
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		j, err := a.identity.Access.Check(ctx, call.Principal(), identity.Question{
+			Path: body.Path, Verb: authz.Verb(body.Verb), Subject: gate.Value(body.Subject),
+		})
+		if err != nil {
+			return nil, err
+		}
+		return api.AccessJudgement{Success: true, Allowed: j.Allowed, Reason: optional(api.AccessJudgementReason(j.Reason))}, nil
+	})
+}

@@ -14,6 +14,30 @@ import (
 
 // ServerInterface represents all server handlers.
 type ServerInterface interface {
+	// UnbindPolicies Take policies away, and with them every limit
+	// (DELETE /api/v2/access/bindings/{subject})
+	UnbindPolicies(c *gin.Context, subject string)
+	// BindPolicies Bind policies to a user, an API key or a ServiceAccount
+	// (PUT /api/v2/access/bindings/{subject})
+	BindPolicies(c *gin.Context, subject string)
+	// CheckAccess Judge whether a path may be reached
+	// (POST /api/v2/access/check)
+	CheckAccess(c *gin.Context)
+	// ListPolicies List policies and bindings
+	// (GET /api/v2/access/policies)
+	ListPolicies(c *gin.Context)
+	// CreatePolicy Create a policy
+	// (POST /api/v2/access/policies)
+	CreatePolicy(c *gin.Context)
+	// DeletePolicy Delete a policy
+	// (DELETE /api/v2/access/policies/{policy_id})
+	DeletePolicy(c *gin.Context, policyId string)
+	// GetPolicy Read a policy
+	// (GET /api/v2/access/policies/{policy_id})
+	GetPolicy(c *gin.Context, policyId string)
+	// ChangePolicy Change a policy
+	// (PUT /api/v2/access/policies/{policy_id})
+	ChangePolicy(c *gin.Context, policyId string)
 	// ListAPIKeys List API keys
 	// (GET /api/v2/api-keys)
 	ListAPIKeys(c *gin.Context)
@@ -276,6 +300,170 @@ type ServerInterfaceWrapper struct {
 }
 
 type MiddlewareFunc func(c *gin.Context)
+
+// UnbindPolicies operation middleware
+func (siw *ServerInterfaceWrapper) UnbindPolicies(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "subject" -------------
+	var subject string
+
+	err = runtime.BindStyledParameterWithOptions("simple", "subject", c.Param("subject"), &subject, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter subject: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.UnbindPolicies(c, subject)
+}
+
+// BindPolicies operation middleware
+func (siw *ServerInterfaceWrapper) BindPolicies(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "subject" -------------
+	var subject string
+
+	err = runtime.BindStyledParameterWithOptions("simple", "subject", c.Param("subject"), &subject, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter subject: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.BindPolicies(c, subject)
+}
+
+// CheckAccess operation middleware
+func (siw *ServerInterfaceWrapper) CheckAccess(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.CheckAccess(c)
+}
+
+// ListPolicies operation middleware
+func (siw *ServerInterfaceWrapper) ListPolicies(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ListPolicies(c)
+}
+
+// CreatePolicy operation middleware
+func (siw *ServerInterfaceWrapper) CreatePolicy(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.CreatePolicy(c)
+}
+
+// DeletePolicy operation middleware
+func (siw *ServerInterfaceWrapper) DeletePolicy(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "policy_id" -------------
+	var policyId string
+
+	err = runtime.BindStyledParameterWithOptions("simple", "policy_id", c.Param("policy_id"), &policyId, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter policy_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.DeletePolicy(c, policyId)
+}
+
+// GetPolicy operation middleware
+func (siw *ServerInterfaceWrapper) GetPolicy(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "policy_id" -------------
+	var policyId string
+
+	err = runtime.BindStyledParameterWithOptions("simple", "policy_id", c.Param("policy_id"), &policyId, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter policy_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.GetPolicy(c, policyId)
+}
+
+// ChangePolicy operation middleware
+func (siw *ServerInterfaceWrapper) ChangePolicy(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "policy_id" -------------
+	var policyId string
+
+	err = runtime.BindStyledParameterWithOptions("simple", "policy_id", c.Param("policy_id"), &policyId, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter policy_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ChangePolicy(c, policyId)
+}
 
 // ListAPIKeys operation middleware
 func (siw *ServerInterfaceWrapper) ListAPIKeys(c *gin.Context) {
@@ -2354,6 +2542,14 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.DELETE(options.BaseURL+"/api/v2/members/:user_id", wrapper.RemoveMember)
 	router.PUT(options.BaseURL+"/api/v2/members/:user_id", wrapper.ChangeMember)
 	router.DELETE(options.BaseURL+"/api/v2/members/invitations/:invitation_id", wrapper.RevokeInvitation)
+	router.GET(options.BaseURL+"/api/v2/access/policies", wrapper.ListPolicies)
+	router.POST(options.BaseURL+"/api/v2/access/policies", wrapper.CreatePolicy)
+	router.DELETE(options.BaseURL+"/api/v2/access/policies/:policy_id", wrapper.DeletePolicy)
+	router.GET(options.BaseURL+"/api/v2/access/policies/:policy_id", wrapper.GetPolicy)
+	router.PUT(options.BaseURL+"/api/v2/access/policies/:policy_id", wrapper.ChangePolicy)
+	router.DELETE(options.BaseURL+"/api/v2/access/bindings/:subject", wrapper.UnbindPolicies)
+	router.PUT(options.BaseURL+"/api/v2/access/bindings/:subject", wrapper.BindPolicies)
+	router.POST(options.BaseURL+"/api/v2/access/check", wrapper.CheckAccess)
 	router.GET(options.BaseURL+"/api/v2/api-keys", wrapper.ListAPIKeys)
 	router.POST(options.BaseURL+"/api/v2/api-keys", wrapper.CreateAPIKey)
 	router.DELETE(options.BaseURL+"/api/v2/api-keys/:key_id", wrapper.RevokeAPIKey)

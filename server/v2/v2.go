@@ -134,6 +134,15 @@ func Operations() map[string]gate.Operation {
 		"removeMember":     {Action: authz.RemoveMember},
 		"revokeInvitation": {Action: authz.RevokeInvitation},
 
+		"listPolicies":   {Action: authz.ListPolicies},
+		"createPolicy":   {Action: authz.CreatePolicy},
+		"getPolicy":      {Action: authz.ListPolicies},
+		"changePolicy":   {Action: authz.ChangePolicy},
+		"deletePolicy":   {Action: authz.DeletePolicy},
+		"bindPolicies":   {Action: authz.BindPolicy},
+		"unbindPolicies": {Action: authz.UnbindPolicy},
+		"checkAccess":    {Action: authz.CheckAccess},
+
 		"createAPIKey":  {Action: authz.CreateAPIKey},
 		"listAPIKeys":   {Action: authz.ListAPIKeys},
 		"approveAPIKey": {Action: authz.ApproveAPIKey},

@@ -89,6 +89,7 @@ func (e ErrorErrorCode) Valid() bool {
 
 // Defines values for EventType.
 const (
+	EventTypeACCESSCHECKED          EventType = "ACCESS_CHECKED"
 	EventTypeACCESSREFUSED          EventType = "ACCESS_REFUSED"
 	EventTypeACCESSREVIEWED         EventType = "ACCESS_REVIEWED"
 	EventTypeACCOUNTREAD            EventType = "ACCOUNT_READ"
@@ -145,6 +146,12 @@ const (
 	EventTypePASSWORDCHANGED        EventType = "PASSWORD_CHANGED"
 	EventTypePASSWORDRESET          EventType = "PASSWORD_RESET"
 	EventTypePASSWORDRESETREQUESTED EventType = "PASSWORD_RESET_REQUESTED"
+	EventTypePOLICYBOUND            EventType = "POLICY_BOUND"
+	EventTypePOLICYCHANGED          EventType = "POLICY_CHANGED"
+	EventTypePOLICYCREATED          EventType = "POLICY_CREATED"
+	EventTypePOLICYDELETED          EventType = "POLICY_DELETED"
+	EventTypePOLICYLISTED           EventType = "POLICY_LISTED"
+	EventTypePOLICYUNBOUND          EventType = "POLICY_UNBOUND"
 	EventTypePROOFREAD              EventType = "PROOF_READ"
 	EventTypePUBLICKEYREAD          EventType = "PUBLIC_KEY_READ"
 	EventTypeRATELIMITED            EventType = "RATE_LIMITED"
@@ -173,6 +180,8 @@ const (
 // Valid indicates whether the value is a known member of the EventType enum.
 func (e EventType) Valid() bool {
 	switch e {
+	case EventTypeACCESSCHECKED:
+		return true
 	case EventTypeACCESSREFUSED:
 		return true
 	case EventTypeACCESSREVIEWED:
@@ -284,6 +293,18 @@ func (e EventType) Valid() bool {
 	case EventTypePASSWORDRESET:
 		return true
 	case EventTypePASSWORDRESETREQUESTED:
+		return true
+	case EventTypePOLICYBOUND:
+		return true
+	case EventTypePOLICYCHANGED:
+		return true
+	case EventTypePOLICYCREATED:
+		return true
+	case EventTypePOLICYDELETED:
+		return true
+	case EventTypePOLICYLISTED:
+		return true
+	case EventTypePOLICYUNBOUND:
 		return true
 	case EventTypePROOFREAD:
 		return true

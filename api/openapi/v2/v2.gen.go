@@ -30,6 +30,27 @@ func (e APIKeyStatus) Valid() bool {
 	}
 }
 
+// Defines values for AccessJudgementReason.
+const (
+	AccessJudgementReasonMissingScope  AccessJudgementReason = "missing_scope"
+	AccessJudgementReasonOutsidePolicy AccessJudgementReason = "outside_policy"
+	AccessJudgementReasonTrialEnded    AccessJudgementReason = "trial_ended"
+)
+
+// Valid indicates whether the value is a known member of the AccessJudgementReason enum.
+func (e AccessJudgementReason) Valid() bool {
+	switch e {
+	case AccessJudgementReasonMissingScope:
+		return true
+	case AccessJudgementReasonOutsidePolicy:
+		return true
+	case AccessJudgementReasonTrialEnded:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for Algorithm.
 const (
 	AlgorithmMLKEM768 Algorithm = "ML-KEM-768"
@@ -446,6 +467,7 @@ func (e ErrorSuccess) Valid() bool {
 
 // Defines values for EventType.
 const (
+	EventTypeACCESSCHECKED          EventType = "ACCESS_CHECKED"
 	EventTypeACCESSREFUSED          EventType = "ACCESS_REFUSED"
 	EventTypeACCESSREVIEWED         EventType = "ACCESS_REVIEWED"
 	EventTypeACCOUNTREAD            EventType = "ACCOUNT_READ"
@@ -502,6 +524,12 @@ const (
 	EventTypePASSWORDCHANGED        EventType = "PASSWORD_CHANGED"
 	EventTypePASSWORDRESET          EventType = "PASSWORD_RESET"
 	EventTypePASSWORDRESETREQUESTED EventType = "PASSWORD_RESET_REQUESTED"
+	EventTypePOLICYBOUND            EventType = "POLICY_BOUND"
+	EventTypePOLICYCHANGED          EventType = "POLICY_CHANGED"
+	EventTypePOLICYCREATED          EventType = "POLICY_CREATED"
+	EventTypePOLICYDELETED          EventType = "POLICY_DELETED"
+	EventTypePOLICYLISTED           EventType = "POLICY_LISTED"
+	EventTypePOLICYUNBOUND          EventType = "POLICY_UNBOUND"
 	EventTypePROOFREAD              EventType = "PROOF_READ"
 	EventTypePUBLICKEYREAD          EventType = "PUBLIC_KEY_READ"
 	EventTypeRATELIMITED            EventType = "RATE_LIMITED"
@@ -530,6 +558,8 @@ const (
 // Valid indicates whether the value is a known member of the EventType enum.
 func (e EventType) Valid() bool {
 	switch e {
+	case EventTypeACCESSCHECKED:
+		return true
 	case EventTypeACCESSREFUSED:
 		return true
 	case EventTypeACCESSREVIEWED:
@@ -641,6 +671,18 @@ func (e EventType) Valid() bool {
 	case EventTypePASSWORDRESET:
 		return true
 	case EventTypePASSWORDRESETREQUESTED:
+		return true
+	case EventTypePOLICYBOUND:
+		return true
+	case EventTypePOLICYCHANGED:
+		return true
+	case EventTypePOLICYCREATED:
+		return true
+	case EventTypePOLICYDELETED:
+		return true
+	case EventTypePOLICYLISTED:
+		return true
+	case EventTypePOLICYUNBOUND:
 		return true
 	case EventTypePROOFREAD:
 		return true
@@ -927,6 +969,30 @@ func (e PartStatus) Valid() bool {
 	}
 }
 
+// Defines values for PathVerb.
+const (
+	PathVerbDelete PathVerb = "delete"
+	PathVerbList   PathVerb = "list"
+	PathVerbRead   PathVerb = "read"
+	PathVerbWrite  PathVerb = "write"
+)
+
+// Valid indicates whether the value is a known member of the PathVerb enum.
+func (e PathVerb) Valid() bool {
+	switch e {
+	case PathVerbDelete:
+		return true
+	case PathVerbList:
+		return true
+	case PathVerbRead:
+		return true
+	case PathVerbWrite:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for PrincipalKind.
 const (
 	PrincipalKindApiKey PrincipalKind = "api_key"
@@ -1069,6 +1135,7 @@ func (e RewrapKeysAnswerSuccess) Valid() bool {
 const (
 	RoleAdmin   Role = "admin"
 	RoleAuditor Role = "auditor"
+	RoleLimited Role = "limited"
 	RoleMember  Role = "member"
 	RoleOwner   Role = "owner"
 )
@@ -1079,6 +1146,8 @@ func (e Role) Valid() bool {
 	case RoleAdmin:
 		return true
 	case RoleAuditor:
+		return true
+	case RoleLimited:
 		return true
 	case RoleMember:
 		return true
@@ -1509,6 +1578,31 @@ type AcceptRollbackRequest struct {
 	Reason string `json:"reason"`
 }
 
+// AccessCheckRequest defines model for AccessCheckRequest.
+type AccessCheckRequest struct {
+	// Path A name, as of a credential.
+	Path string `json:"path"`
+
+	// Subject As in a binding; the caller itself if it is absent.
+	Subject *string `json:"subject,omitempty"`
+
+	// Verb What a policy allows on a path. `list`: its metadata and history, and that it is in lists and totals. `read`: its values.
+	// `write`: make it, give it new values, encrypt it again. `delete`: delete it. None includes another.
+	Verb PathVerb `json:"verb"`
+}
+
+// AccessJudgement defines model for AccessJudgement.
+type AccessJudgement struct {
+	Allowed bool `json:"allowed"`
+
+	// Reason Why not, for callers with `account:admin`.
+	Reason  *AccessJudgementReason `json:"reason,omitempty"`
+	Success Succeeded              `json:"success"`
+}
+
+// AccessJudgementReason Why not, for callers with `account:admin`.
+type AccessJudgementReason string
+
 // AccountAnswer defines model for AccountAnswer.
 type AccountAnswer struct {
 	Principal Principal `json:"principal"`
@@ -1620,6 +1714,29 @@ type BackupRequest struct {
 	// Recipient Whom the backup is encrypted to: a post-quantum recipient of age, which begins with `age1pq1` and is public.
 	// Others are refused, since a quantum computer opens what is encrypted to them.
 	Recipient string `json:"recipient"`
+}
+
+// Binding defines model for Binding.
+type Binding struct {
+	BoundAt time.Time `json:"bound_at"`
+
+	// BoundBy The id of who bound them; absent for the service, which does so for a limited user.
+	BoundBy *string `json:"bound_by,omitempty"`
+
+	// Policies Ids of policies; none lets the subject do nothing on any path.
+	Policies []string `json:"policies"`
+	Subject  string   `json:"subject"`
+}
+
+// BindingAnswer defines model for BindingAnswer.
+type BindingAnswer struct {
+	Binding Binding   `json:"binding"`
+	Success Succeeded `json:"success"`
+}
+
+// BindingRequest defines model for BindingRequest.
+type BindingRequest struct {
+	Policies []string `json:"policies"`
 }
 
 // ChainHead defines model for ChainHead.
@@ -2053,11 +2170,23 @@ type DecryptResult struct {
 	Error *ItemError `json:"error,omitempty"`
 }
 
+// DeletedBinding defines model for DeletedBinding.
+type DeletedBinding struct {
+	Subject string    `json:"subject"`
+	Success Succeeded `json:"success"`
+}
+
 // DeletedCredential defines model for DeletedCredential.
 type DeletedCredential struct {
 	// CredentialId Example: cred_mfrggzdfmztwq2lknnwg23tpoa
 	CredentialId CredentialID `json:"credential_id"`
 	Success      Succeeded    `json:"success"`
+}
+
+// DeletedPolicy defines model for DeletedPolicy.
+type DeletedPolicy struct {
+	PolicyId string    `json:"policy_id"`
+	Success  Succeeded `json:"success"`
 }
 
 // DestroyKMSKeyAnswer defines model for DestroyKMSKeyAnswer.
@@ -2349,7 +2478,8 @@ type Invitation struct {
 	InvitationId string              `json:"invitation_id"`
 
 	// Role What a user may do. `owner` and `admin`: everything in the tenant, but only owners make, change and remove owners.
-	// `member`: everything but keys, members, API keys and the audit log. `auditor`: verify, and read keys and audit log.
+	// `member`: everything but keys, members, API keys and the audit log. `limited`: the vault, on the paths that a policy
+	// allows, and on none before one is bound. `auditor`: verify, and read keys and audit log.
 	Role Role `json:"role"`
 }
 
@@ -2361,7 +2491,8 @@ type InvitationAnswer struct {
 	InvitationId string              `json:"invitation_id"`
 
 	// Role What a user may do. `owner` and `admin`: everything in the tenant, but only owners make, change and remove owners.
-	// `member`: everything but keys, members, API keys and the audit log. `auditor`: verify, and read keys and audit log.
+	// `member`: everything but keys, members, API keys and the audit log. `limited`: the vault, on the paths that a policy
+	// allows, and on none before one is bound. `auditor`: verify, and read keys and audit log.
 	Role    Role      `json:"role"`
 	Success Succeeded `json:"success"`
 }
@@ -2372,7 +2503,8 @@ type InviteRequest struct {
 	Email string `json:"email"`
 
 	// Role What a user may do. `owner` and `admin`: everything in the tenant, but only owners make, change and remove owners.
-	// `member`: everything but keys, members, API keys and the audit log. `auditor`: verify, and read keys and audit log.
+	// `member`: everything but keys, members, API keys and the audit log. `limited`: the vault, on the paths that a policy
+	// allows, and on none before one is bound. `auditor`: verify, and read keys and audit log.
 	Role Role `json:"role"`
 }
 
@@ -2508,10 +2640,52 @@ type PatchRequest struct {
 	Values map[string]*string `json:"values"`
 }
 
+// PathVerb What a policy allows on a path. `list`: its metadata and history, and that it is in lists and totals. `read`: its values.
+// `write`: make it, give it new values, encrypt it again. `delete`: delete it. None includes another.
+type PathVerb string
+
 // Plaintext Text in UTF-8, 1 byte to 700 KiB. Encode other bytes, for example in base64.
 //
 // Example: example text
 type Plaintext = string
+
+// Policy defines model for Policy.
+type Policy struct {
+	ChangedAt time.Time    `json:"changed_at"`
+	CreatedAt time.Time    `json:"created_at"`
+	Name      string       `json:"name"`
+	PolicyId  string       `json:"policy_id"`
+	Rules     []PolicyRule `json:"rules"`
+}
+
+// PolicyAnswer defines model for PolicyAnswer.
+type PolicyAnswer struct {
+	Policy  Policy    `json:"policy"`
+	Success Succeeded `json:"success"`
+}
+
+// PolicyList defines model for PolicyList.
+type PolicyList struct {
+	Bindings []Binding `json:"bindings"`
+	Policies []Policy  `json:"policies"`
+	Success  Succeeded `json:"success"`
+}
+
+// PolicyRequest defines model for PolicyRequest.
+type PolicyRequest struct {
+	Name string `json:"name"`
+
+	// Rules What any of them allows is allowed; without rules nothing is.
+	Rules []PolicyRule `json:"rules"`
+}
+
+// PolicyRule defines model for PolicyRule.
+type PolicyRule struct {
+	// Path A glob of names. Segments end at `/`. `*` is any one segment, and `**`, only at the end, is one or more. Both
+	// sides are compared in Unicode's form C. A name with an empty segment, `.` or `..` is matched by `**` alone.
+	Path  string     `json:"path"`
+	Verbs []PathVerb `json:"verbs"`
+}
 
 // Principal defines model for Principal.
 type Principal struct {
@@ -2750,13 +2924,15 @@ type RewrapKeysRequest struct {
 }
 
 // Role What a user may do. `owner` and `admin`: everything in the tenant, but only owners make, change and remove owners.
-// `member`: everything but keys, members, API keys and the audit log. `auditor`: verify, and read keys and audit log.
+// `member`: everything but keys, members, API keys and the audit log. `limited`: the vault, on the paths that a policy
+// allows, and on none before one is bound. `auditor`: verify, and read keys and audit log.
 type Role string
 
 // RoleRequest defines model for RoleRequest.
 type RoleRequest struct {
 	// Role What a user may do. `owner` and `admin`: everything in the tenant, but only owners make, change and remove owners.
-	// `member`: everything but keys, members, API keys and the audit log. `auditor`: verify, and read keys and audit log.
+	// `member`: everything but keys, members, API keys and the audit log. `limited`: the vault, on the paths that a policy
+	// allows, and on none before one is bound. `auditor`: verify, and read keys and audit log.
 	Role Role `json:"role"`
 }
 
@@ -3141,7 +3317,8 @@ type User struct {
 	EmailVerified bool                `json:"email_verified"`
 
 	// Role What a user may do. `owner` and `admin`: everything in the tenant, but only owners make, change and remove owners.
-	// `member`: everything but keys, members, API keys and the audit log. `auditor`: verify, and read keys and audit log.
+	// `member`: everything but keys, members, API keys and the audit log. `limited`: the vault, on the paths that a policy
+	// allows, and on none before one is bound. `auditor`: verify, and read keys and audit log.
 	Role   Role   `json:"role"`
 	UserId string `json:"user_id"`
 }
@@ -3509,6 +3686,18 @@ type GetReadinessParams struct {
 	// those that a caller may see; with `operations.listen`, whole errors.
 	Verbose *string `form:"verbose,omitempty" json:"verbose,omitempty"`
 }
+
+// BindPoliciesJSONRequestBody defines body for BindPolicies for application/json ContentType.
+type BindPoliciesJSONRequestBody = BindingRequest
+
+// CheckAccessJSONRequestBody defines body for CheckAccess for application/json ContentType.
+type CheckAccessJSONRequestBody = AccessCheckRequest
+
+// CreatePolicyJSONRequestBody defines body for CreatePolicy for application/json ContentType.
+type CreatePolicyJSONRequestBody = PolicyRequest
+
+// ChangePolicyJSONRequestBody defines body for ChangePolicy for application/json ContentType.
+type ChangePolicyJSONRequestBody = PolicyRequest
 
 // CreateAPIKeyJSONRequestBody defines body for CreateAPIKey for application/json ContentType.
 type CreateAPIKeyJSONRequestBody = CreateAPIKeyRequest

@@ -2,6 +2,7 @@ package rollback
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -443,6 +444,114 @@ func (r *rollback) members(ctx context.Context) (all []Removal, err error) {
 		all = append(all, one)
 	}
 	return all, err
+}
+
+// policies finds the policies that allowed less later. Each keeps what both allow.
+func (r *rollback) policies(ctx context.Context) (all []Removal, err error) {
+	found, err := r.pairs(ctx, "access/policy/", 2)
+	for _, p := range found {
+		if p.isGone() {
+			continue // nobody had it any more
+		}
+		tenant, id := p.name[0], p.name[1]
+		var row, now identity.PolicyRequest
+		if err := errors.Join(err, r.decode(p.key, p.at, &row), r.decode(p.key, p.later, &now)); err != nil {
+			return nil, err
+		}
+		later, err := authz.NewPolicy(now.Rules)
+		if err != nil {
+			return nil, err
+		}
+		both := identity.PolicyRequest{Name: row.Name}
+		narrowed := false
+		for _, rule := range row.Rules {
+			kept := slices.DeleteFunc(slices.Clone(rule.Verbs), func(v authz.Verb) bool {
+				one, err := authz.NewPolicy([]authz.Rule{{Path: rule.Path, Verbs: []authz.Verb{v}}})
+				return err != nil || !later.Covers(one)
+			})
+			narrowed = narrowed || len(kept) < len(rule.Verbs)
+			if len(kept) > 0 {
+				both.Rules = append(both.Rules, authz.Rule{Path: rule.Path, Verbs: kept})
+			}
+		}
+		if narrowed {
+			all = append(all, Removal{
+				Event: audit.PolicyChanged, Tenant: authz.TenantID(tenant), ID: id, Detail: "allows what both allow",
+				apply: func(ctx context.Context) error {
+					_, err := r.identity.Access.ChangePolicy(ctx, systemIn(tenant), id, both)
+					return err
+				},
+			})
+		}
+	}
+	return all, err
+}
+
+// bindings finds the subjects that had fewer policies later. Each keeps those that it had both times, or
+// if no policy limited it, gets those of later that exist. They come after the members, whose roles must
+// be those of later.
+func (r *rollback) bindings(ctx context.Context) (all []Removal, err error) {
+	if r.later == nil {
+		return nil, nil
+	}
+	const family = "access/binding/"
+	err = r.store.View(ctx, func(at store.Reader) error {
+		return r.later.View(ctx, func(later store.Reader) error {
+			all = nil
+			var bad error
+			err := later.Scan(store.Prefix([]byte(family)), func(key, value []byte) bool {
+				tenant, subject, _ := strings.Cut(string(key[len(family):]), "/")
+				var one *Removal
+				if one, bad = r.binding(at, tenant, subject, bytes.Clone(value)); one != nil {
+					all = append(all, *one)
+				}
+				return bad == nil
+			})
+			return errors.Join(err, bad)
+		})
+	})
+	return all, err
+}
+
+// binding returns the removal for one subject, whose binding of later is given. It returns nil if the
+// subject does not exist or had no fewer policies.
+func (r *rollback) binding(at store.Reader, tenant, subject string, later []byte) (*Removal, error) {
+	key := []byte("access/binding/" + tenant + "/" + subject)
+	stored, err := at.Get(key)
+	var before, now struct {
+		Policies []string `json:"policies"`
+	}
+	err = errors.Join(err, r.decode(key, bytes.Clone(stored), &before), r.decode(key, later, &now))
+	subjects := map[string]string{"usr": "user/row/" + tenant + "/" + subject, "key": "apikey/tenant/" + tenant + "/" + subject}
+	kind, _, _ := strings.Cut(subject, "_")
+	row := cmp.Or(subjects[kind], "tenant/"+tenant)
+	exists, err2 := at.Get([]byte(row))
+	if err := errors.Join(err, err2); err != nil || exists == nil {
+		return nil, err
+	}
+	var ids []string
+	for _, id := range now.Policies {
+		policy, err := at.Get([]byte("access/policy/" + tenant + "/" + id))
+		if err != nil {
+			return nil, err
+		}
+		if policy != nil && (stored == nil || slices.Contains(before.Policies, id)) {
+			ids = append(ids, id)
+		}
+	}
+	if stored != nil && len(ids) == len(before.Policies) {
+		return nil, nil
+	}
+	return &Removal{
+		Event: audit.PolicyBound, Tenant: authz.TenantID(tenant), ID: subject, Detail: fmt.Sprintf("%d policies", len(ids)),
+		apply: func(ctx context.Context) error {
+			_, err := r.identity.Access.Bind(ctx, systemIn(tenant), subject, ids)
+			if errors.Is(err, fault.NotFound) {
+				return nil // an API key or a user that this rollback has removed
+			}
+			return err
+		},
+	}, nil
 }
 
 // owned returns the tenants that have an owner.

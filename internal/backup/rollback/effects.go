@@ -34,6 +34,8 @@ var Effects = map[audit.EventType]Effect{
 	audit.MemberRemoved:     Kept, // sessions, API keys and invitations of the member stay removed, too
 	audit.InvitationRevoked: Kept,
 	audit.ReviewNoteErased:  Kept,
+	audit.PolicyChanged:     Kept, // what it no longer allowed; what it allowed in addition is lost
+	audit.PolicyBound:       Kept, // likewise, of a user, an API key or a ServiceAccount
 
 	// What was given or changed.
 	audit.SealingKeyCreated:     Lost, // values that were sealed for it have to be sealed again
@@ -56,6 +58,9 @@ var Effects = map[audit.EventType]Effect{
 	audit.UserSignedIn:          Lost,
 	audit.EmailVerified:         Lost,
 	audit.MemberInvited:         Lost,
+	audit.PolicyCreated:         Lost,
+	audit.PolicyDeleted:         Lost, // a deleted policy was bound to nobody
+	audit.PolicyUnbound:         Lost, // the policies of that time limit again
 	audit.DenialsAcknowledged:   Lost,
 	audit.AccessReviewed:        Lost,
 	audit.InventoryReviewed:     Lost,
@@ -91,6 +96,8 @@ var Effects = map[audit.EventType]Effect{
 	audit.AccountRead:           None,
 	audit.SessionListed:         None,
 	audit.MemberListed:          None,
+	audit.PolicyListed:          None,
+	audit.AccessChecked:         None,
 	audit.AuditRead:             None,
 	audit.ProofRead:             None,
 	audit.MetricsRead:           None,

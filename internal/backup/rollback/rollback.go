@@ -242,6 +242,7 @@ func (r *rollback) removeAgain(ctx context.Context) (kept, unkept []Removal, err
 	var all []Removal
 	for _, plan := range []func(context.Context) ([]Removal, error){
 		r.apiKeys, r.invitations, r.credentials, r.notes, r.namespaces, r.sealingKeys, r.passwords, r.sessions, r.members,
+		r.policies, r.bindings,
 	} {
 		some, err := plan(ctx)
 		if err != nil {

@@ -82,6 +82,50 @@ func (w *world) sealed() (id string) {
 	return made["credential_id"].(string)
 }
 
+// limitedKey is an API key that a policy is to limit.
+type limitedKey struct{ ID, secret string }
+
+func (w *world) limitedKey() limitedKey {
+	id, key := w.key()
+	return limitedKey{id, key}
+}
+
+func rulesOf(paths []string) (rules []fields) {
+	for _, path := range paths {
+		rules = append(rules, fields{"path": path, "verbs": []string{"read"}})
+	}
+	return rules
+}
+
+func (w *world) policy(paths ...string) (id string) {
+	w.t.Helper()
+	made := w.send("POST", "/api/v2/access/policies", fields{"name": authz.NewID("x"), "rules": rulesOf(paths)}, http.StatusCreated)
+	return made["policy"].(fields)["policy_id"].(string)
+}
+
+func (w *world) rules(id string, paths ...string) {
+	w.t.Helper()
+	w.send("PUT", "/api/v2/access/policies/"+id, fields{"name": authz.NewID("x"), "rules": rulesOf(paths)}, http.StatusOK)
+}
+
+func (w *world) bind(subject string, policies ...string) {
+	w.t.Helper()
+	w.send("PUT", "/api/v2/access/bindings/"+subject, fields{"policies": policies}, http.StatusOK)
+}
+
+// reads returns which of the paths an API key reads.
+func (r *restored) reads(key string, paths ...string) (allowed string) {
+	r.t.Helper()
+	c, err := r.identity.Authenticate(r.t.Context(), key)
+	must(r.t, err)
+	for _, path := range paths {
+		if c.Reaches(authz.UnsealCredential, path) {
+			allowed += path + " "
+		}
+	}
+	return allowed
+}
+
 // snapshot copies all rows to a new database file.
 func (w *world) snapshot() string {
 	w.t.Helper()
@@ -276,6 +320,35 @@ var scenes = []scene{
 				}
 				r.want(audit.APIKeySuspended, id, !revived)
 			}
+	}},
+	{audit.PolicyChanged, "a policy that was narrowed", func(w *world) (func(), func(*restored, bool)) {
+		id, key := w.policy("a/*", "b/*"), w.limitedKey()
+		w.bind(key.ID, id)
+		return func() { w.rules(id, "b/*", "c/*") }, func(r *restored, revived bool) {
+			if got := r.reads(key.secret, "a/x", "b/x", "c/x"); got != map[bool]string{true: "a/x b/x ", false: "b/x "}[revived] {
+				r.t.Errorf("the key reads %q", got)
+			}
+			r.want(audit.PolicyChanged, id, !revived)
+		}
+	}},
+	{audit.PolicyBound, "a key that got fewer policies", func(w *world) (func(), func(*restored, bool)) {
+		a, b, key := w.policy("a/*"), w.policy("b/*"), w.limitedKey()
+		w.bind(key.ID, a, b)
+		return func() { w.bind(key.ID, b, w.policy("c/*")) }, func(r *restored, revived bool) {
+			if got := r.reads(key.secret, "a/x", "b/x", "c/x"); got != map[bool]string{true: "a/x b/x ", false: "b/x "}[revived] {
+				r.t.Errorf("the key reads %q", got)
+			}
+			r.want(audit.PolicyBound, key.ID, !revived)
+		}
+	}},
+	{audit.PolicyBound, "a key that no policy limited before", func(w *world) (func(), func(*restored, bool)) {
+		key := w.limitedKey()
+		return func() { w.bind(key.ID, w.policy("a/*")) }, func(r *restored, revived bool) {
+			if got := r.reads(key.secret, "a/x"); got != map[bool]string{true: "a/x ", false: ""}[revived] {
+				r.t.Errorf("the key reads %q", got)
+			}
+			r.want(audit.PolicyBound, key.ID, !revived)
+		}
 	}},
 	{audit.CredentialDeleted, "a deleted credential", func(w *world) (func(), func(*restored, bool)) {
 		id := w.sealed()

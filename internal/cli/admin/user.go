@@ -22,7 +22,7 @@ func NewUserCommand() *cobra.Command {
 		}, func(out, _ io.Writer, a *v2.InvitationAnswer) {
 			fmt.Fprintln(out, a.InvitationId, "sent, expires", command.Day(&a.ExpiresAt))
 		})
-	invite.Flags().StringVar(&role, "role", "member", "owner, admin, member or auditor")
+	invite.Flags().StringVar(&role, "role", "member", "owner, admin, member, limited or auditor")
 	command.Choices(invite, "role", authz.Roles()...)
 	return command.NewGroup("user", "Administer the members of a tenant on a running server",
 		"Administer the members of the calling key's tenant. The key needs the scope account:admin.", &r,

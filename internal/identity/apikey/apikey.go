@@ -31,6 +31,7 @@ type Key struct {
 	Pending    bool      // the key works only when an owner has approved it
 	waitsSince time.Time // if Pending
 	User       string    // id of the user who answers for it; empty: none
+	Limiters   []string  // see [Row.Limiters]
 }
 
 // Request asks for an API key.
@@ -82,6 +83,10 @@ type Row struct {
 	ExpiresAt time.Time      `json:"expires_at,omitzero"`
 	User      string         `json:"user,omitempty"` // id of the user who answers for it, also through a chain of API keys
 
+	// Makers are the API keys by which CreatedBy was made, if it is one: the bindings of all of them
+	// limit this key, too. Releases before policies wrote none.
+	Makers []string `json:"makers,omitempty"`
+
 	// Requested are the scopes that the key gets when an owner approves it. It has none until then.
 	Requested []authz.Scope `json:"requested,omitempty"`
 	// Suspended is when a rollback made the key pending; zero for one that was made so.
@@ -90,6 +95,19 @@ type Row struct {
 
 // Pending reports whether the key waits for an approval.
 func (r Row) Pending() bool { return len(r.Requested) > 0 }
+
+// Limiters returns whose policies limit the key: its own, and those of the user who answers for it and of
+// the API keys by which it was made.
+func (r Row) Limiters() []string {
+	all := append([]string{r.ID}, r.Makers...)
+	if authz.ValidID(IDPrefix, r.CreatedBy) {
+		all = append(all, r.CreatedBy)
+	}
+	if r.User != "" {
+		all = append(all, r.User)
+	}
+	return all
+}
 
 // Name identifies an API key in the list of its tenant.
 type Name struct {
@@ -140,7 +158,7 @@ func (r Row) Key(used time.Time) Key {
 	k := Key{
 		ID: r.ID, Name: r.Name, Tenant: r.Tenant, Scopes: r.Scopes,
 		CreatedAt: r.CreatedAt, ExpiresAt: r.ExpiresAt, LastUsedAt: used,
-		CreatedBy: r.CreatedBy, Pending: r.Pending(), User: r.User,
+		CreatedBy: r.CreatedBy, Pending: r.Pending(), User: r.User, Limiters: r.Limiters(),
 	}
 	if k.waitsSince = r.CreatedAt; r.Suspended.After(r.CreatedAt) {
 		k.waitsSince = r.Suspended

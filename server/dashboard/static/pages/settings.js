@@ -122,7 +122,7 @@ function MadeKey({made, onClose}) {
   <//>`;
 }
 
-const roles = [['owner', 'Owner: everything, and who is an owner'], ['admin', 'Admin: everything else'], ['member', 'Member: everything but keys, members, API keys and the audit log'], ['auditor', 'Auditor: verifies, and reads keys and the audit log']];
+const roles = [['owner', 'Owner: everything, and who is an owner'], ['admin', 'Admin: everything else'], ['member', 'Member: everything but keys, members, API keys and the audit log'], ['limited', 'Limited: credentials, on the paths of their policies'], ['auditor', 'Auditor: verifies, and reads keys and the audit log']];
 
 function Members() {
   const account = useAccount();
