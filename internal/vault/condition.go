@@ -1,15 +1,10 @@
 package vault
 
 import (
-	"crypto/sha3"
-	"encoding/hex"
-	"slices"
-	"strings"
-
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
-	"github.com/latticekeep/latticekeep/internal/frame"
+	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
 // ErrCondition refuses a change whose [Condition] does not hold. Only a caller that may unseal the
@@ -19,43 +14,16 @@ var ErrCondition = fault.New(fault.Conflict, "the credential is not the version 
 // reasonCondition is the reason in the entry of a change whose condition does not hold.
 const reasonCondition = "condition_failed"
 
-// entityTag returns the entity tag of a version of a credential (RFC 9110 §8.8.3), in quotes. It
-// depends on id and version only, and is no secret.
-func entityTag(id string, version uint64) string {
-	h := sha3.New256()
-	frame.Write(h, "latticekeep/entity-tag/v1", []byte(id), frame.Uint64(version))
-	return `"` + hex.EncodeToString(h.Sum(nil)[:16]) + `"`
-}
+// Condition is the value of If-Match.
+type Condition = record.Condition
 
 // EntityTag returns the entity tag of the version that c describes.
-func (c Credential) EntityTag() string { return entityTag(c.ID, c.Version) }
-
-// Condition is the value of If-Match (RFC 9110 §13.1.1): entity tags of versions that a change may
-// start from, or "*" for any. The zero value is no condition.
-type Condition string
-
-// holds reports whether the condition allows a change of that version. A weak tag never matches.
-func (c Condition) holds(id string, version uint64) bool {
-	if c == "" || c == "*" {
-		return true
-	}
-	current := entityTag(id, version) // once, so that the work does not depend on how many tags there are
-	for tag := range strings.SplitSeq(string(c), ",") {
-		if strings.Trim(tag, " \t") == current {
-			return true
-		}
-	}
-	return false
-}
-
-// allHold reports whether all conditions hold.
-func allHold(conditions []Condition, id string, version uint64) bool {
-	return !slices.ContainsFunc(conditions, func(c Condition) bool { return !c.holds(id, version) })
-}
+func (c Credential) EntityTag() string { return record.EntityTag(c.ID, c.Version) }
 
 // mayRead reports whether p could unseal a credential that exists for it.
 func mayRead(p authz.Principal) bool { return p.May(authz.UnsealCredential) }
 
+// mayReadAt reports the same of a credential with a name.
 func mayReadAt(p authz.Principal, name string) bool {
 	return mayRead(p) && p.Reaches(authz.UnsealCredential, name)
 }

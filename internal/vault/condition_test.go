@@ -37,7 +37,7 @@ func TestAnEntityTagIsOfOneVersion(t *testing.T) {
 	if c.EntityTag() == other.EntityTag() || c.EntityTag() == next.EntityTag() || seen.EntityTag() != next.EntityTag() {
 		t.Error(c.EntityTag(), other.EntityTag(), next.EntityTag(), seen.EntityTag())
 	}
-	if got := entityTag("cred_mfrggzdfmztwq2lknnwg23tpoa", 7); got != `"4bcec594dc79645e2bc62c1c0b7c11c7"` {
+	if got := (Credential{ID: "cred_mfrggzdfmztwq2lknnwg23tpoa", Version: 7}).EntityTag(); got != `"4bcec594dc79645e2bc62c1c0b7c11c7"` {
 		t.Error(got) // clients keep tags
 	}
 }

@@ -78,7 +78,7 @@ func (v attempt) put(ctx context.Context, p authz.Principal, req PutRequest) (c 
 	switch {
 	case e.Outcome != audit.Success && !created:
 		return Credential{}, false, v.recordAccess(ctx, e)
-	case created && req.IfMatch != "", !created && !req.IfMatch.holds(found.id, found.record.Version):
+	case created && req.IfMatch != "", !created && !req.IfMatch.Holds(found.id, found.record.Version):
 		refused := failCondition(readable && mayReadAt(p, req.Name), &e)
 		return Credential{}, false, cmp.Or(v.guard.Record(ctx, e), refused)
 	}

@@ -138,8 +138,10 @@ func (v *Vault) Put(ctx context.Context, p authz.Principal, req PutRequest) (c C
 	if err := cmp.Or(req.validate(), validatePath(req.Name)); err != nil {
 		return Credential{}, false, err
 	}
-	if err := v.guard.AuthorizePath(ctx, p, authz.SealCredential, req.Name); err != nil {
-		return Credential{}, false, err
+	for _, a := range []authz.Action{authz.SealCredential, authz.UnsealCredential} {
+		if err := v.guard.AuthorizePath(ctx, p, a, req.Name); err != nil {
+			return Credential{}, false, err
+		}
 	}
 	c, err = retryConflicts(func() (c Credential, err error) {
 		c, created, err = attempt{v}.put(ctx, p, req)
@@ -197,7 +199,7 @@ func (v attempt) change(ctx context.Context, p authz.Principal, id string, to ed
 	if e.Outcome != audit.Success {
 		return Credential{}, v.recordAccess(ctx, e)
 	}
-	if !allHold(ifMatch, found.id, found.record.Version) { // the commit stores nothing on top of another version
+	if !record.AllHold(ifMatch, found.id, found.record.Version) { // the commit stores nothing on top of another version
 		refused := failCondition(mayReadAt(p, found.record.Name), &e)
 		return Credential{}, cmp.Or(v.guard.Record(ctx, e), refused)
 	}
@@ -255,7 +257,7 @@ func (v *Vault) Delete(ctx context.Context, p authz.Principal, id string, ifMatc
 			reason = reasonMissing
 		case by.owned && p.Kind != authz.System:
 			reason = reasonOwned
-		case !allHold(ifMatch, e.Resource.ID, versionOf(current)):
+		case !record.AllHold(ifMatch, e.Resource.ID, versionOf(current)):
 			refused = failCondition(!damaged && v.now().Before(current.ExpiresAt) && mayReadAt(p, current.Name), &e)
 		default:
 			err = v.records.remove(tx, p.Tenant, e.Resource.ID)
