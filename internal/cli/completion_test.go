@@ -34,7 +34,7 @@ func TestFlagsComplete(t *testing.T) {
 	for line, want := range map[string][]string{
 		"audit review ":                 {"--email", "denials", "access", "inventory"},
 		"completion ":                   {"bash", "zsh", "fish", "powershell"},
-		"user invite --role ":           {"owner", "admin", "member", "auditor"},
+		"user invite --role ":           {"owner", "admin", "member", "limited", "auditor"},
 		"compliance report --format ":   {"pdf", "oscal", "ksi"},
 		"compliance score --framework ": {"soc2", "iso27001", "pci_dss", "hipaa", "gdpr", "nist_csf", "fedramp", "apra", "nist_800_53"},
 		"seal --scope ":                 scopes,

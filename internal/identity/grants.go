@@ -96,6 +96,7 @@ type grant struct {
 	user   string // id of the user who answers for it
 	scopes []authz.Scope
 	role   authz.Role // empty for an API key
+	keys   []string   // ids of the API keys that limited whoever invited
 }
 
 // exceeds reports whether a user of the role could not have given g: an API key with scopes beyond
@@ -125,14 +126,14 @@ func (s *grants) revokeGrants(tx store.Tx, tenant authz.TenantID, which func(gra
 	}
 	revoked, withdrawn := 0, 0
 	for _, k := range keys {
-		if which(grant{k.User, k.Scopes, ""}) {
+		if which(grant{k.User, k.Scopes, "", nil}) {
 			revoked++
 			_, failed := s.deleteKey(tx, apikey.Name{Tenant: tenant, ID: k.ID})
 			err = errors.Join(err, failed)
 		}
 	}
 	for _, i := range invitations {
-		if which(grant{i.user, i.Role.Scopes(), i.Role}) {
+		if which(grant{i.user, i.Role.Scopes(), i.Role, i.keys}) {
 			withdrawn++
 			err = errors.Join(err, s.deleteInvitation(tx, tenant, i.ID))
 		}
@@ -148,6 +149,7 @@ type Invitation struct {
 	CreatedAt, ExpiresAt time.Time
 
 	user string // id of the user who answers for it
+	keys []string
 }
 
 const (
@@ -163,6 +165,7 @@ type invitationRow struct {
 	CreatedAt time.Time  `json:"created_at"`
 	ExpiresAt time.Time  `json:"expires_at"`
 	User      string     `json:"user,omitempty"` // id of the user who answers for it
+	Keys      []string   `json:"keys,omitempty"` // ids of the API key that invited and of those that made it
 }
 
 func invitationsPrefix(tenant authz.TenantID) []byte {
@@ -174,7 +177,7 @@ func invitationKey(tenant authz.TenantID, id string) []byte {
 }
 
 func (r invitationRow) invitation(id string) Invitation {
-	return Invitation{id, r.Email, r.Role, r.CreatedAt, r.ExpiresAt, r.User}
+	return Invitation{id, r.Email, r.Role, r.CreatedAt, r.ExpiresAt, r.User, r.Keys}
 }
 
 func (s *grants) invitationsOf(r store.Reader, tenant authz.TenantID) (all []Invitation, err error) {

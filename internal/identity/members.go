@@ -317,7 +317,7 @@ func (s *members) Invite(ctx context.Context, p authz.Principal, address string,
 		if err != nil {
 			return err
 		}
-		e.Resource.ID, row.User = id, by.user
+		e.Resource.ID, row.User, row.Keys = id, by.user, by.makers
 		for _, old := range stale {
 			err = errors.Join(err, s.grants.deleteInvitation(tx, p.Tenant, old.ID))
 		}

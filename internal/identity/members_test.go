@@ -3,6 +3,7 @@ package identity
 import (
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -40,7 +41,7 @@ func TestAnInvitedPersonBecomesAMember(t *testing.T) {
 		t.Fatalf("%+v", invitation)
 	}
 	users, open, err := f.Members(t.Context(), owner.Principal)
-	if err != nil || len(users) != 1 || len(open) != 1 || open[0] != invitation {
+	if err != nil || len(users) != 1 || len(open) != 1 || !reflect.DeepEqual(open[0], invitation) {
 		t.Fatal(users, open, err)
 	}
 	f.advance(time.Hour)

@@ -56,21 +56,27 @@ func (s *grants) subject(r store.Reader, tenant authz.TenantID, id string) (is a
 	return is, true, err
 }
 
-// withdraw deletes the invitations of a user that give the vault to somebody without a policy.
-func (s *grants) withdraw(tx store.Tx, tenant authz.TenantID, user string) (map[string]string, error) {
-	return s.revokeGrants(tx, tenant, func(g grant) bool { return g.user == user && g.role != authz.Limited && opensVault(g.role) })
+// withdraw deletes the invitations of a user or an API key, and of keys that it made, that would let
+// somebody reach all paths.
+func (s *grants) withdraw(tx store.Tx, tenant authz.TenantID, subject string) (map[string]string, error) {
+	return s.revokeGrants(tx, tenant, func(g grant) bool {
+		return (g.user == subject || slices.Contains(g.keys, subject)) && g.role != authz.Limited && takesPaths(g.role)
+	})
 }
 
-// opensVault reports whether a role has a scope of the vault.
-func opensVault(role authz.Role) bool {
-	opens := func(s authz.Scope) bool { return s == authz.VaultRead || s == authz.VaultWrite }
-	return slices.ContainsFunc(role.Scopes(), opens)
+// takesPaths reports whether a role has a scope that policies narrow: those of the vault, and the names in
+// the log.
+func takesPaths(role authz.Role) bool {
+	narrowed := func(s authz.Scope) bool {
+		return s == authz.VaultRead || s == authz.VaultWrite || s == authz.AuditNames
+	}
+	return slices.ContainsFunc(role.Scopes(), narrowed)
 }
 
 // requireWithin refuses to give a role with which a user reaches paths that p does not reach. user is
 // empty for one who is invited.
 func (s *members) requireWithin(r store.Reader, p authz.Principal, user string, role authz.Role) error {
-	if !p.Access.IsLimited() || !opensVault(role) {
+	if !p.Access.IsLimited() || !takesPaths(role) {
 		return nil
 	}
 	within := role == authz.Limited

@@ -312,3 +312,28 @@ func TestAChangedPolicyLetsNobodyIn(t *testing.T) {
 		}
 	})
 }
+
+// Who is limited gives nobody what policies narrow, by a role, an invitation or an API key.
+func TestTheLimitedMakeNobodyWhoReachesAllPaths(t *testing.T) {
+	f := newPeople(t)
+	owner := f.verified("ada@example.com")
+	bob := f.join(owner, "bob@example.com", authz.Admin)
+	key, secretKey, _ := f.newKey(owner.Principal, 0, authz.TenantScopes()...)
+	_, invited := f.invite(f.present(secretKey), "eve@example.com", authz.Admin)
+	_, auditor := f.invite(f.present(secretKey), "aud@example.com", authz.Auditor)
+	team := f.policy(owner.Principal, "team", "team/**")
+	f.bind(owner.Principal, bob.ID, team)
+	f.bind(owner.Principal, key.ID, team)
+	f.advance(2 * time.Minute)
+	by := f.caller(f.signIn("bob@example.com", goodPassword)).Principal
+	for _, role := range []authz.Role{authz.Admin, authz.Member, authz.Auditor} {
+		if _, err := f.Invite(t.Context(), by, "new@example.com", role); !errors.Is(err, fault.Forbidden) {
+			t.Errorf("inviting an %s: %v", role, err)
+		}
+	}
+	for _, token := range []string{invited, auditor} {
+		if f.accept(token) {
+			t.Error("an invitation of an API key that was bound since was accepted")
+		}
+	}
+}

@@ -101,7 +101,7 @@ func (f *page) read(q ListQuery, after string) error {
 	var bad error
 	err := f.rd.Scan(rng, func(key, value []byte) bool {
 		if record.IsOutside(f.p, authz.ListCredentials, key, value) {
-			return true // costs the page nothing, so the page tells nothing of it
+			return true // no part of the budget, so where the page ends tells nothing of it
 		}
 		full := q.Limit > 0 && len(f.list) == q.Limit
 		if f.more = full || q.bounded() && f.budget.spent() && f.last != ""; f.more {

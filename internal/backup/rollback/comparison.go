@@ -487,10 +487,20 @@ func (r *rollback) policies(ctx context.Context) (all []Removal, err error) {
 	return all, err
 }
 
+// keyBindings finds the API keys that had fewer policies later, as bindings does.
+func (r *rollback) keyBindings(ctx context.Context) ([]Removal, error) {
+	return r.bindings(ctx, func(subject string) bool { return strings.HasPrefix(subject, "key_") })
+}
+
+// otherBindings finds the users and ServiceAccounts that had fewer policies later, as bindings does. They
+// come after the members, whose roles must be those of later.
+func (r *rollback) otherBindings(ctx context.Context) ([]Removal, error) {
+	return r.bindings(ctx, func(subject string) bool { return !strings.HasPrefix(subject, "key_") })
+}
+
 // bindings finds the subjects that had fewer policies later. Each keeps those that it had both times, or
-// if no policy limited it, gets those of later that exist. They come after the members, whose roles must
-// be those of later.
-func (r *rollback) bindings(ctx context.Context) (all []Removal, err error) {
+// if no policy limited it, gets those of later that exist.
+func (r *rollback) bindings(ctx context.Context, of func(subject string) bool) (all []Removal, err error) {
 	if r.later == nil {
 		return nil, nil
 	}
@@ -501,6 +511,9 @@ func (r *rollback) bindings(ctx context.Context) (all []Removal, err error) {
 			var bad error
 			err := later.Scan(store.Prefix([]byte(family)), func(key, value []byte) bool {
 				tenant, subject, _ := strings.Cut(string(key[len(family):]), "/")
+				if !of(subject) {
+					return true
+				}
 				var one *Removal
 				if one, bad = r.binding(at, tenant, subject, bytes.Clone(value)); one != nil {
 					all = append(all, *one)
@@ -547,7 +560,7 @@ func (r *rollback) binding(at store.Reader, tenant, subject string, later []byte
 		apply: func(ctx context.Context) error {
 			_, err := r.identity.Access.Bind(ctx, systemIn(tenant), subject, ids)
 			if errors.Is(err, fault.NotFound) {
-				return nil // an API key or a user that this rollback has removed
+				return nil // a user that this rollback has removed
 			}
 			return err
 		},

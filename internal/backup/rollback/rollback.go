@@ -241,8 +241,9 @@ func (r *rollback) countLost(ctx context.Context, after uint64, lost *audit.Roll
 func (r *rollback) removeAgain(ctx context.Context) (kept, unkept []Removal, err error) {
 	var all []Removal
 	for _, plan := range []func(context.Context) ([]Removal, error){
-		r.apiKeys, r.invitations, r.credentials, r.notes, r.namespaces, r.sealingKeys, r.passwords, r.sessions, r.members,
-		r.policies, r.bindings,
+		// A key that is gone limits those that it made as long as it is bound.
+		r.keyBindings, r.apiKeys, r.invitations, r.credentials, r.notes, r.namespaces, r.sealingKeys, r.passwords, r.sessions, r.members,
+		r.policies, r.otherBindings,
 	} {
 		some, err := plan(ctx)
 		if err != nil {

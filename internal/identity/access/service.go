@@ -31,8 +31,8 @@ type People struct {
 	Grantor func(r store.Reader, p authz.Principal, a authz.Action) (authz.Principal, error)
 	// Subject reads a user or an API key, and reports whether it exists.
 	Subject func(r store.Reader, tenant authz.TenantID, subject string) (s Subject, found bool, err error)
-	// Withdraw deletes the invitations of a user that give more than the limited user may.
-	Withdraw func(tx store.Tx, tenant authz.TenantID, user string) (attributes map[string]string, err error)
+	// Withdraw deletes the invitations of a user or an API key that give more than the limited subject may.
+	Withdraw func(tx store.Tx, tenant authz.TenantID, subject string) (attributes map[string]string, err error)
 }
 
 // Service administers the policies of tenants.
@@ -304,12 +304,14 @@ func (s *Service) Bind(ctx context.Context, p authz.Principal, subject string, p
 		all, err := s.policies.bindingsOf(tx, p.Tenant)
 		if err != nil {
 			return err
-		} else if len(all) >= maxBindings {
+		}
+		bound, err := s.policies.IsBound(tx, p.Tenant, subject)
+		if err != nil {
+			return err
+		} else if !bound && len(all) >= maxBindings {
 			return records.Refuse(reasonTooManyPolicies, errBindings)
 		}
-		if e.Attributes = map[string]string{}; is.Role != "" {
-			e.Attributes, err = s.people.Withdraw(tx, p.Tenant, subject)
-		}
+		e.Attributes, err = s.people.Withdraw(tx, p.Tenant, subject)
 		if len(ids) > 0 {
 			e.Attributes[attributePolicies] = strings.Join(ids, " ")
 		}
