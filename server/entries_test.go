@@ -237,7 +237,7 @@ func TestEveryRefusalOfAServiceLeavesOneEntry(t *testing.T) {
 		{name: "v2 patchCredential", id: "x", body: object{"values": object{"k": "v"}}, status: 403, reason: "no_such_credential", bearer: w.owner.Access},
 		{name: "v2 patchCredential", id: w.credential(), body: object{"values": object{"/": "v"}}, status: 422, reason: invalid, bearer: w.owner.Access},
 		{name: "v2 patchCredential", id: w.credential(), body: object{"values": object{w.word: nil}}, status: 422, reason: invalid, bearer: w.owner.Access},
-		{name: "v2 putCredentialByName", id: "a%2F%2Fb", body: object{"credential_type": "t", "values": object{"k": "v"}}, status: 422, reason: invalid},
+		{name: "v2 putCredentialByName", id: "a%2F%2Fb", body: object{"credential_type": "t", "values": object{"k": "v"}}, status: 422, reason: invalid, bearer: w.owner.Access},
 		{name: "v2 rotateCredential", id: "x", status: 403, reason: "no_such_credential"},
 		{name: "v2 deleteCredential", id: "x", status: 403, reason: "no_such_credential"},
 		{name: "v2 decryptData", body: junk, status: 400, reason: "does_not_open"},

@@ -234,7 +234,10 @@ func wrongs(s *openapi3.Schema, valid any) []variant {
 }
 
 func wrongItems(s *openapi3.Schema, valid []any) []variant {
-	all := []variant{{"no items", []any{}}}
+	var all []variant
+	if s.MinItems > 0 {
+		all = append(all, variant{"no items", []any{}})
+	}
 	if s.MaxItems != nil {
 		all = append(all, variant{"too many items", slices.Repeat(valid[:1], int(*s.MaxItems)+1)})
 	}

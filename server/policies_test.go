@@ -122,7 +122,7 @@ func TestNothingCrossesBetweenPolicies(t *testing.T) {
 			t.Errorf("%s sees %s", who, before[who])
 		}
 	}
-	outside := []string{sealed(owner.Access, "blue/deep/x"), sealed(owner.Access, "red"), sealed(owner.Access, "red//x"), sealed(owner.Access, "red/../blue"), sealed(owner.Access, "other")}
+	outside := []string{sealed(owner.Access, "blue/deep/x"), sealed(owner.Access, "red"), sealed(owner.Access, "redx"), sealed(owner.Access, "Red/x"), sealed(owner.Access, "other")}
 	for range 20 {
 		outside = append(outside, sealed(owner.Access, "zzz"))
 	}

@@ -93,12 +93,19 @@ func TestTheOneVerbOfTheTableIsEnough(t *testing.T) {
 		r := examples[name](w, operations[name])
 		r.Bearer = servertest.ShopToken
 		p.Allow(servertest.AllowOnly(verb))
+		tells := name == "v2 patchCredential" || name == "v2 putCredentialByName" // what is there
+		if tells {
+			if got := w.Call(r); got.Status != http.StatusForbidden {
+				t.Errorf("%s without unseal: %d", name, got.Status)
+			}
+			p.Allow(func(_, asked, _ string) bool { return asked == verb || asked == "unseal" })
+		}
 		got := w.Call(r)
 		if got.Status >= 300 {
 			t.Errorf("%s: %d %s", name, got.Status, got.Body)
 			continue
 		}
-		if asked := p.TakeAsked(); len(asked) == 0 || len(asked) > 1 && name != "v2 tailAuditLog" { // which asks again for as long as it is open
+		if asked := p.TakeAsked(); len(asked) == 0 || len(asked) > 1 && name != "v2 tailAuditLog" && !tells { // which asks again for as long as it is open
 			t.Errorf("%s: the cluster was asked %q", name, asked)
 		}
 		entries := w.entriesOf(w.keys["audit:read"], got.Header.Get("X-Request-ID"))

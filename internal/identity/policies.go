@@ -46,6 +46,9 @@ func (s *grants) subject(r store.Reader, tenant authz.TenantID, id string) (is a
 		is.Principal.Access, err = s.userAccess(r, a, row.Role)
 		return is, true, err
 	}
+	if !authz.ValidID(apikey.IDPrefix, id) {
+		return is, false, nil
+	}
 	row, found, err := s.apiKeys.Find(r, apikey.Name{Tenant: tenant, ID: id})
 	if err != nil || !found {
 		return is, false, err

@@ -23,7 +23,7 @@ var hostile = []string{
 	`"><script>alert(1)</script>`,
 	`<svg/onload=alert(1)>`,
 	`' onmouseover='alert(1)' x='`,
-	`javascript:alert(1)//`,
+	`javascript:alert(1)/x`,
 	`</title><style>*{display:none}</style>`,
 	`{{7*7}}${7*7}<!--`,
 	"invoice\u202efdp.exe",

@@ -488,6 +488,7 @@ var rows = map[string]string{
 	"format":       "later than the fixture, which has format 1 without it",
 	"state/":       "later than the fixture",
 	"review-note/": "later than the fixture",
+	"access/":      "later than the fixture",
 	"released/":    "later than the fixture",
 
 	"backup/schedule": "later than the fixture",

@@ -2676,13 +2676,20 @@ type PolicyRequest struct {
 	Name string `json:"name"`
 
 	// Rules What any of them allows is allowed; without rules nothing is.
-	Rules []PolicyRule `json:"rules"`
+	Rules []PolicyRuleRequest `json:"rules"`
 }
 
 // PolicyRule defines model for PolicyRule.
 type PolicyRule struct {
 	// Path A glob of names. Segments end at `/`. `*` is any one segment, and `**`, only at the end, is one or more. Both
 	// sides are compared in Unicode's form C. A name with an empty segment, `.` or `..` is matched by `**` alone.
+	Path  string     `json:"path"`
+	Verbs []PathVerb `json:"verbs"`
+}
+
+// PolicyRuleRequest defines model for PolicyRuleRequest.
+type PolicyRuleRequest struct {
+	// Path A glob as in `PolicyRule`.
 	Path  string     `json:"path"`
 	Verbs []PathVerb `json:"verbs"`
 }

@@ -173,7 +173,10 @@ func (s *Store) Forget(tx store.Tx, tenant authz.TenantID, subject string) error
 }
 
 func (s *Store) policy(r store.Reader, tenant authz.TenantID, id string) (row policyRow, err error) {
-	found, err := s.rows.Get(r, policyKey(tenant, id), &row)
+	found := authz.ValidID(IDPrefix, id)
+	if found {
+		found, err = s.rows.Get(r, policyKey(tenant, id), &row)
+	}
 	if err == nil && !found {
 		err = records.Refuse(reasonNoPolicy, errPolicy)
 	}

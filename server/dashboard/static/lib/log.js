@@ -3,7 +3,7 @@
 import {html, useState} from '../vendor/preact.js';
 import {Problem, get, queryString} from './api.js';
 import {count, number, words} from './format.js';
-import {Facts, Hash, Input, Link, Tag} from './ui.js';
+import {Facts, Hash, Input, Link, Name, Tag} from './ui.js';
 
 const outcomes = {success: ['good', 'success'], denied: ['warn', 'denied'], failure: ['bad', 'failure']};
 
@@ -19,14 +19,14 @@ export const Proof = ({of}) => html`<${Tag} kind=${proofs[of.status]?.[0]}>${pro
 const kind = type => words(type).replace(/^[A-Z](?![A-Z])/, c => c.toLowerCase());
 
 // Actor is who did something; mine is the id of who looks, and name what the actor is called, if known.
-export const Actor = ({of, mine, name}) => html`<span>${kind(of.type)}${of.id && of.id === mine ? ' (you)' : ''} ${name && html`<b>${name}</b>`} ${of.id && html`<${Hash} label="Copy the actor's id">${of.id}<//>`}</span>`;
+export const Actor = ({of, mine, name}) => html`<span>${kind(of.type)}${of.id && of.id === mine ? ' (you)' : ''} ${name && html`<${Name}>${name}<//>`} ${of.id && html`<${Hash} label="Copy the actor's id">${of.id}<//>`}</span>`;
 
 // What of a kind has a page of its own.
 const places = {credential: id => '/vault/' + id, key: id => '/keys/' + id};
 
 // Resource is what it was done to, and name what that is called, if known.
 export const Resource = ({of, name}) => html`<span>${of.id && Object.hasOwn(places, of.type)
-  ? html`<${Link} to=${places[of.type](encodeURIComponent(of.id))}>${kind(of.type)}<//>` : kind(of.type)} ${name && html`<b>${name}</b>`} ${of.id && html`<${Hash} label="Copy the resource's id">${of.id}<//>`}</span>`;
+  ? html`<${Link} to=${places[of.type](encodeURIComponent(of.id))}>${kind(of.type)}<//>` : kind(of.type)} ${name && html`<${Name}>${name}<//>`} ${of.id && html`<${Hash} label="Copy the resource's id">${of.id}<//>`}</span>`;
 
 // Fingerprint shows one, and compares it with what somebody was given another way.
 export function Fingerprint({word, value, hint}) {
