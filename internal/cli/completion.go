@@ -60,7 +60,7 @@ func completeFiles(cmd *cobra.Command) {
 		case folders[f.Name]:
 			_ = cmd.MarkFlagDirname(f.Name) // cannot fail: the flag exists
 		default:
-			_ = cmd.RegisterFlagCompletionFunc(f.Name, cobra.NoFileCompletions) // as before
+			_ = cmd.RegisterFlagCompletionFunc(f.Name, cobra.NoFileCompletions) // cannot fail: the flag exists
 		}
 	})
 	for _, c := range cmd.Commands() {

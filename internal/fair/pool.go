@@ -16,7 +16,7 @@ type Pool[K comparable] struct {
 	grace time.Duration
 
 	mu     sync.Mutex
-	again  *time.Timer // serves when a loan can be called in that could not be before, or nil
+	again  *time.Timer // serves once an offered loan can be called in; nil: none was needed yet
 	free   int64
 	coming int64              // units of loans that were called in and are not released yet
 	keys   map[K]*borrower[K] // keys that have loans or wait for some
@@ -38,7 +38,7 @@ type Loan[K comparable] struct {
 
 	// The mutex of the pool guards these.
 	since     time.Time     // when it began to wait, was granted or was offered
-	notBefore time.Time     // of being called in
+	notBefore time.Time     // earliest time at which it is called in
 	place     *list.Element // in callable, or nil
 	callIn    func()
 	calledIn  bool

@@ -221,7 +221,7 @@ func TestNobodyGivesMorePathsThanTheyHave(t *testing.T) {
 	is("team/a/b team/x other")
 }
 
-// What limits an API key limits those that it made, also when it is gone.
+// The limits of an API key limit those that it made, also when it is gone.
 func TestAKeyIsNoWiderThanTheKeyThatMadeIt(t *testing.T) {
 	f := newPeople(t)
 	owner := f.verified("ada@example.com")

@@ -1,6 +1,6 @@
 // Package names says what the ids of audit entries are called. Entries hold ids alone, so that a name can
 // be forgotten while its history stays. A name is read from the row of whatever bears it, when somebody
-// who may know asks. What has been deleted has none.
+// who may know asks. Deleted things have no name.
 package names
 
 import (
@@ -27,8 +27,8 @@ const MaxIDs = 200
 // Name is what an id is called.
 type Name struct {
 	ID   string
-	Type string // of resource, as entries name it
-	Name string // of a user the e-mail address
+	Type string // type of resource in entries
+	Name string // for a user, the e-mail address
 }
 
 // Names finds names.
@@ -56,8 +56,9 @@ func New(s store.Store, g *guard.Guard, i *identity.Service, t *transit.Transit)
 }
 
 // Of returns the names that ids of p's tenant have, in the order of the ids. It leaves out ids without a
-// name, ids of credentials outside p's policies, and ids whose row is damaged. It records the read before it returns. Errors: fault.Forbidden,
-// fault.Invalid for no ids and for more than [MaxIDs], fault.Unavailable.
+// name, ids of credentials outside p's policies, and ids whose row is damaged. It records the read before
+// it returns. Errors: fault.Forbidden, fault.Invalid for no ids and for more than [MaxIDs],
+// fault.Unavailable.
 func (n *Names) Of(ctx context.Context, p authz.Principal, ids []string) ([]Name, error) {
 	if err := n.guard.Admit(ctx, p, authz.ReadNames); err != nil {
 		return nil, err

@@ -37,7 +37,7 @@ type Credential struct {
 	Owned     bool // a SealedCredential owns it: read-only over REST
 }
 
-const idPrefix = "cred"
+const idPrefix = record.IDPrefix
 
 // credentialOf returns the record's metadata. owned says that a SealedCredential owns it.
 func credentialOf(r *record.Record, now time.Time, owned bool) Credential {

@@ -12,7 +12,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
-	"github.com/latticekeep/latticekeep/internal/vault/names"
+	"github.com/latticekeep/latticekeep/internal/vault/nameindex"
 )
 
 // pod returns a ServiceAccount of a namespace that belongs to the tenant of f.a.
@@ -74,16 +74,16 @@ func TestANameOfAnObjectIsNotShadowed(t *testing.T) {
 	is("beside a later seal, to a key", f.a, owned.ID)
 	is("beside a later seal, to another namespace", billing, shadow.ID)
 	f.commit(func(tx store.Tx) (err error) { // as many as a lookup compares
-		for i := range names.MaxNamesakes {
+		for i := range nameindex.MaxNamesakes {
 			at := f.now().Add(3650*day + time.Duration(i)*time.Second)
-			key := names.Key(f.a.Tenant, f.vault.records.names.Hash(f.a.Tenant, "db"), at, at, authz.NewID(idPrefix))
+			key := nameindex.Key(f.a.Tenant, f.vault.records.names.Hash(f.a.Tenant, "db"), at, at, authz.NewID(idPrefix))
 			err = errors.Join(err, tx.Put(key, f.keys.SealRow(key, nil)))
 		}
 		return err
 	})
 	is("beside many, to its namespace", shop, owned.ID)
 	is("beside many, to a key", f.a, owned.ID)
-	prefix := string(names.Prefix(f.a.Tenant, f.vault.records.names.Hash(f.a.Tenant, "db")))
+	prefix := string(nameindex.Prefix(f.a.Tenant, f.vault.records.names.Hash(f.a.Tenant, "db")))
 	f.commit(func(tx store.Tx) error {
 		keys, _ := f.rows(prefix)
 		return errors.Join(tx.Delete(keys[len(keys)-1]), deleteAll(tx, []byte(prefix)))

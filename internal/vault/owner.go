@@ -13,12 +13,12 @@ import (
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/mac"
-	"github.com/latticekeep/latticekeep/internal/vault/names"
+	"github.com/latticekeep/latticekeep/internal/vault/nameindex"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
 // Object names a SealedCredential.
-type Object = names.Object
+type Object = nameindex.Object
 
 // Owner is an object that owns a credential.
 type Owner struct {

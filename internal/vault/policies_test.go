@@ -26,7 +26,7 @@ func (f *fixture) limited(rules ...authz.Rule) authz.Principal {
 
 func anyVerb(path string) authz.Rule { return authz.Rule{Path: path, Verbs: authz.Verbs()} }
 
-// What is outside a policy is one case with what is not there, in the answer and in the work, for
+// A credential outside a policy is one case with what is not there, in the answer and in the work, for
 // each method that names a credential. Only the reason in the log differs.
 func TestOutsideAPolicyNothingIsThere(t *testing.T) {
 	f := newFixture(t, 0)

@@ -12,7 +12,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/idempotency"
 	"github.com/latticekeep/latticekeep/internal/vault/mac"
-	"github.com/latticekeep/latticekeep/internal/vault/names"
+	"github.com/latticekeep/latticekeep/internal/vault/nameindex"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
@@ -24,7 +24,7 @@ var errMoved = fault.New(fault.Conflict, "the credential changed meanwhile: retr
 // recordStore changes records together with their rows in the name index and in the history.
 type recordStore struct {
 	mac.Rows
-	names  names.Index
+	names  nameindex.Index
 	owners ownerRows
 }
 
@@ -214,7 +214,7 @@ func (s recordStore) unindex(tx store.Tx, tenant authz.TenantID, id string) erro
 	leave := func(hash string, expires, created time.Time) (err error) {
 		for _, o := range objects {
 			for _, section := range s.names.Sections(tenant, hash, o) {
-				err = errors.Join(err, tx.Delete(names.Key(tenant, section, expires, created, id)))
+				err = errors.Join(err, tx.Delete(nameindex.Key(tenant, section, expires, created, id)))
 			}
 		}
 		return err

@@ -39,7 +39,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/idempotency"
 	"github.com/latticekeep/latticekeep/internal/vault/mac"
-	"github.com/latticekeep/latticekeep/internal/vault/names"
+	"github.com/latticekeep/latticekeep/internal/vault/nameindex"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
@@ -65,7 +65,7 @@ func New(s store.Store, guard *guard.Guard, keys *keyring.Ring, now func() time.
 	owners := ownerRows{rows}
 	return &Vault{
 		store: s, guard: guard, keys: keys, now: now, opener: (*record.Record).Open,
-		records:     recordStore{Rows: rows, names: names.Index{Rows: rows}, owners: owners},
+		records:     recordStore{Rows: rows, names: nameindex.Index{Rows: rows}, owners: owners},
 		previous:    previousVersions{store: s, guard: guard, owners: owners, now: now},
 		idempotency: idempotency.New(rows, s, now),
 		pageBudget:  pageBudget(), summaryBudget: summaryBudget(),

@@ -13,7 +13,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/store"
-	"github.com/latticekeep/latticekeep/internal/vault/names"
+	"github.com/latticekeep/latticekeep/internal/vault/nameindex"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
@@ -145,7 +145,7 @@ func (expected expectedNames) verify(ctx context.Context, s store.Store, fault f
 		switch {
 		case n == nil:
 			fault(key, id, "is in the index of names and does not exist")
-		case string(names.Key(n.Tenant, section, n.ExpiresAt, n.CreatedAt, n.ID)) != string(key):
+		case string(nameindex.Key(n.Tenant, section, n.ExpiresAt, n.CreatedAt, n.ID)) != string(key):
 			fault(key, id, "is in the index of names as another version")
 		case n.hash != "" && n.owned == (section == n.hash):
 			fault(key, id, "is in the index of names under another name")

@@ -14,7 +14,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
-	"github.com/latticekeep/latticekeep/internal/vault/names"
+	"github.com/latticekeep/latticekeep/internal/vault/nameindex"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
@@ -276,7 +276,7 @@ func TestANameCannotBePointedElsewhere(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	db := f.seal(f.a, login)
 	other := f.sealNamed(f.a, "other", login)
-	prefix := string(names.Prefix(f.a.Tenant, f.vault.records.names.Hash(f.a.Tenant, "db")))
+	prefix := string(nameindex.Prefix(f.a.Tenant, f.vault.records.names.Hash(f.a.Tenant, "db")))
 	keys, values := f.rows(prefix)
 	moved := []byte(string(keys[0][:len(prefix)+16]) + other.ID)
 	f.tamper(func(tx store.Tx) error {
@@ -362,7 +362,7 @@ func TestTheVerificationComparesTheIndexOfNames(t *testing.T) {
 	other := make(rows) // in the section of another name
 	for key, value := range newer {
 		section := f.vault.records.names.Hash(f.a.Tenant, "other")
-		other[string(names.Prefix(f.a.Tenant, section))+key[len(names.Prefix(f.a.Tenant, section)):]] = value
+		other[string(nameindex.Prefix(f.a.Tenant, section))+key[len(nameindex.Prefix(f.a.Tenant, section)):]] = value
 	}
 	before = index()
 	_, err = f.vault.Apply(t.Context(), f.operator(), uid, 0, f.desired(login, "a"))
@@ -440,7 +440,7 @@ func TestExpiredNamesakesCostNothing(t *testing.T) {
 			for i := range n {
 				for _, name := range wanted {
 					at := f.now().Add(time.Duration(-i) * time.Second)
-					key := names.Key(f.a.Tenant, f.vault.records.names.Hash(f.a.Tenant, name), at, at, authz.NewID(idPrefix))
+					key := nameindex.Key(f.a.Tenant, f.vault.records.names.Hash(f.a.Tenant, name), at, at, authz.NewID(idPrefix))
 					err = errors.Join(err, tx.Put(key, f.keys.SealRow(key, nil)))
 				}
 			}

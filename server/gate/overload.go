@@ -77,8 +77,8 @@ const (
 	// broken off for another one. Without such need it may take as long as the server allows.
 	bodyGrace = 5 * time.Second
 
-	// answerGrace is how long an answer has at least, since what it tells was done. It is short enough
-	// for whoever waits for memory.
+	// answerGrace is the least time that an answer has, because it tells of work that was done. A caller
+	// who waits for memory still gets it in time.
 	answerGrace = longestBodyWait / 2
 )
 

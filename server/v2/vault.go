@@ -295,10 +295,6 @@ func (a *vaultAPI) PutCredentialByName(c *gin.Context, name string, params api.P
 		if err != nil {
 			return nil, err
 		}
-		ifMatch, err := condition(ctx, call, params.IfMatch)
-		if err != nil {
-			return nil, err
-		}
 		if _, err := call.Also(ctx, authz.UnsealCredential); err != nil {
 			return nil, err
 		}
@@ -306,7 +302,7 @@ func (a *vaultAPI) PutCredentialByName(c *gin.Context, name string, params api.P
 		if err != nil {
 			return nil, err
 		}
-		r := vault.PutRequest{IfMatch: ifMatch, Creates: !replaces}
+		r := vault.PutRequest{IfMatch: vault.Condition(gate.Value(params.IfMatch)), Creates: !replaces}
 		r.Name, r.Type, r.Values, r.TTLDays = name, body.CredentialType, secrets(body.Values), days
 		defer zero(r.Values)
 		stored, created, err := a.vault.Put(ctx, call.Principal(), r)

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -181,14 +180,14 @@ func valuesOf(text string) map[string]string {
 	return map[string]string{"value": text}
 }
 
-func readFile(cmd *cobra.Command, path string) (text []byte, err error) {
+// maxFile bounds a file or standard input, in bytes.
+const maxFile = 256 << 20
+
+func readFile(cmd *cobra.Command, path string) ([]byte, error) {
 	if path == "-" {
-		if text, err = io.ReadAll(cmd.InOrStdin()); err != nil {
-			return nil, fmt.Errorf("reading standard input: %w", err)
-		}
-		return text, nil
+		return command.ReadAll(cmd.InOrStdin(), "standard input", maxFile)
 	}
-	return os.ReadFile(path) // its error names the path
+	return command.ReadFile(path, maxFile)
 }
 
 // node is a value of a JSON text. An object has members, which may be empty but not nil.

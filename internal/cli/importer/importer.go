@@ -120,7 +120,7 @@ func (o *options) run(cmd *cobra.Command, from source) error {
 
 var typePattern = regexp.MustCompile(`^[a-zA-Z0-9][-._a-zA-Z0-9]{0,62}$`)
 
-// What became of a secret. The words are those of the report.
+// The outcomes for a secret, in the words of the report.
 const (
 	created   = "created"
 	replaced  = "replaced"
@@ -184,12 +184,15 @@ func (im *importing) store(ctx context.Context, o outcome, read func(context.Con
 		_, err := im.client.SealCredential(ctx, v2.SealRequest{Name: o.name, CredentialType: im.credentialType, Values: values, TtlDays: im.ttlDays}, nil)
 		return created, judge("sealing", err)
 	}
-	now, err := im.client.UnsealCredential(ctx, old.CredentialId)
+	var tag string
+	now, err := im.client.UnsealCredential(ctx, old.CredentialId, client.EntityTag(&tag))
 	switch {
 	case errors.Is(err, client.ErrForbidden):
 		return "", refuse("the name is taken by %s, which this API key cannot read to compare", old.CredentialId)
 	case err != nil:
 		return "", judge("comparing", err)
+	case now.BinaryValues != nil && len(*now.BinaryValues) > 0:
+		return "", refuse("the name is taken by %s, which has values that are not text: an import cannot compare those", old.CredentialId)
 	case maps.Equal(now.Values, values):
 		return unchanged, nil
 	case old.Owned:
@@ -199,7 +202,10 @@ func (im *importing) store(ctx context.Context, o outcome, read func(context.Con
 	case im.dry:
 		return replaced, nil
 	}
-	_, err = im.client.ReplaceCredential(ctx, old.CredentialId, v2.ReplaceRequest{Values: values, TtlDays: im.ttlDays})
+	_, err = im.client.ReplaceCredential(ctx, old.CredentialId, v2.ReplaceRequest{Values: values, TtlDays: im.ttlDays}, client.IfMatch(tag))
+	if errors.Is(err, client.ErrPreconditionFailed) {
+		return "", refuse("%s was changed meanwhile: run the import again", old.CredentialId)
+	}
 	return replaced, judge("replacing", err)
 }
 

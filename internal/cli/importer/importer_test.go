@@ -259,7 +259,7 @@ func TestAnInterruptedImportGoesOn(t *testing.T) {
 	}
 }
 
-// What the API key may not do is told before anything is stored.
+// A missing right of the API key is told before anything is stored.
 func TestAnImportNeedsBothScopes(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)

@@ -55,8 +55,8 @@ type toTime struct {
 	result    rollback.Result
 	later     verify.Report    // newest state that is known; zero if none is
 	unknown   string           // why the later state may lack something
-	known     audit.Checkpoint // that --since names: the later state must hold its entries; zero without it
-	sinceText []byte
+	known     audit.Checkpoint // checkpoint of --since, whose entries the later state must hold
+	sinceText []byte           // file of --since; nil without it
 
 	// The logs of commits of the restored backup and of the newest one.
 	log, newestLog logs
@@ -261,8 +261,8 @@ func (t *toTime) buildLater(ctx context.Context, database string) error {
 	return ctx.Err()
 }
 
-// compareSince says so if the later state ends before the checkpoint of --since. What it does hold is known
-// all the same. Otherwise the verification is to find the checkpoint in it.
+// compareSince notes in t.unknown that the later state ends before the checkpoint of --since; the entries
+// that it holds are known all the same. Otherwise it has the verification look for the checkpoint.
 func (t *toTime) compareSince(ctx context.Context, db store.Database, o *verify.Options) error {
 	if t.sinceText == nil {
 		return nil

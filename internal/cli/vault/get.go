@@ -85,7 +85,7 @@ values are printed, as a table, JSON, YAML or the lines of a .env file.
 NAME is that of the newest active credential of the name. Each read is an entry of
 the audit log. The API key needs the scope vault:read.`,
 		Example: `  latticekeep get db password
-  latticekeep get db -o env >.env`,
+  (umask 077 && latticekeep get db -o env >.env)`,
 		Args: cobra.RangeArgs(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := f.Check(); err != nil {

@@ -5,8 +5,8 @@
 // subject without a binding may do everything on all paths, as before there were policies. A binding
 // without a policy allows nothing; a user with the role limited always has a binding.
 //
-// What limits an API key are its own binding and those of everybody behind it: the user who answers for
-// it, and the API keys by which it was made. So the binding of an API key stays when the key is revoked,
+// An API key has the limits of its own binding and of those of everybody behind it: the user who answers
+// for it, and the API keys by which it was made. So the binding of an API key stays when the key is revoked,
 // as long as a key that it made lives.
 //
 // Nobody writes or binds a policy that is wider than what limits them. Owners have no binding, so a

@@ -22,7 +22,7 @@ import (
 type Subject struct {
 	Principal authz.Principal // with its scopes, and what limits it
 	Role      authz.Role      // empty unless it is a user
-	Resource  audit.Resource  // as entries name it
+	Resource  audit.Resource  // resource of entries about it
 }
 
 // People are the users and API keys of tenants, which package identity keeps.
@@ -263,8 +263,8 @@ func (s *Service) subject(r store.Reader, t authz.TenantID, subject string) (Sub
 }
 
 // Bind gives a subject these policies in place of those that it has; without any it may do nothing on
-// any path. It counts from the subject's next request on, also for the API keys that it made. A user
-// whose invitations give more loses them. Errors: fault.Invalid; fault.Forbidden, also for policies that
+// any path. It counts from the subject's next request on, also for the API keys that it made. Bind
+// withdraws invitations of the subject that give more. Errors: fault.Invalid; fault.Forbidden, also for policies that
 // are wider than p's own; fault.NotFound for a subject or a policy; fault.Conflict for an owner;
 // fault.Unavailable.
 func (s *Service) Bind(ctx context.Context, p authz.Principal, subject string, policies []string) (Binding, error) {
@@ -305,17 +305,17 @@ func (s *Service) Bind(ctx context.Context, p authz.Principal, subject string, p
 		if err != nil {
 			return err
 		}
-		bound, err := s.policies.IsBound(tx, p.Tenant, subject)
-		if err != nil {
-			return err
-		} else if !bound && len(all) >= maxBindings {
+		bound := slices.ContainsFunc(all, func(b Binding) bool { return b.Subject == subject })
+		if !bound && len(all) >= maxBindings {
 			return records.Refuse(reasonTooManyPolicies, errBindings)
 		}
-		e.Attributes, err = s.people.Withdraw(tx, p.Tenant, subject)
+		if e.Attributes, err = s.people.Withdraw(tx, p.Tenant, subject); err != nil {
+			return err
+		}
 		if len(ids) > 0 {
 			e.Attributes[attributePolicies] = strings.Join(ids, " ")
 		}
-		return errors.Join(err, s.rows.Put(tx, bindingKey(p.Tenant, subject), row))
+		return s.rows.Put(tx, bindingKey(p.Tenant, subject), row)
 	})
 	if err != nil {
 		return Binding{}, fmt.Errorf("binding policies: %w", err)

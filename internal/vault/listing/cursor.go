@@ -7,11 +7,10 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/vault/mac"
+	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
-const idPrefix = "cred"
-
-// Cursors makes and reads the Cursors of lists. A cursor encrypts the id that it continues after,
+// Cursors makes and reads the cursors of lists. A cursor encrypts the id that it continues after,
 // because the caller may not be allowed to see that credential. It is bound to the tenant and the
 // filter. It consists of a MAC over tenant, filter and id, and of the id XORed with a key stream
 // derived from the MAC.
@@ -25,7 +24,7 @@ const (
 
 // Encode returns the cursor for the credentials after an id.
 func (c Cursors) Encode(tenant authz.TenantID, f Filter, after string) string {
-	id, _ := authz.IDBytes(idPrefix, after)
+	id, _ := authz.IDBytes(record.IDPrefix, after)
 	tag := c.tag(tenant, f, id[:])
 	return base64.RawURLEncoding.EncodeToString(append(tag, c.xor(tag, id[:])...))
 }
@@ -41,7 +40,7 @@ func (c Cursors) Decode(tenant authz.TenantID, f Filter, cursor string) (after s
 	if subtle.ConstantTimeCompare(b[:cursorTagSize], c.tag(tenant, f, id)) != 1 {
 		return "", false
 	}
-	return authz.IDFromBytes(idPrefix, [cursorIDSize]byte(id)), true
+	return authz.IDFromBytes(record.IDPrefix, [cursorIDSize]byte(id)), true
 }
 
 func (c Cursors) tag(tenant authz.TenantID, f Filter, id []byte) []byte {

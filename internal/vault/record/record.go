@@ -25,6 +25,9 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
+// IDPrefix begins the id of a credential.
+const IDPrefix = "cred"
+
 const (
 	formatVersion    = 1
 	signatureContext = "latticekeep/record/v1"

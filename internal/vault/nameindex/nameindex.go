@@ -1,6 +1,6 @@
-// Package names finds credentials by their names: an index of keyed hashes, which changes in the
+// Package nameindex finds credentials by their names: an index of keyed hashes, which changes in the
 // transaction of the record. A row counts only when the record that it leads to has the name.
-package names
+package nameindex
 
 import (
 	"bytes"
@@ -26,8 +26,6 @@ type Object struct {
 func (o Object) In() authz.Namespace {
 	return authz.Namespace{Cluster: o.Cluster, Name: o.Namespace}
 }
-
-const idPrefix = "cred"
 
 // Index finds credentials by their names. It has three kinds of sections for a name: one for
 // credentials without an object, one for the credentials of all objects, and one per namespace. A
@@ -99,7 +97,7 @@ func (x Index) Query(p authz.Principal, name string, now time.Time) Query {
 	if p.Kind == authz.ServiceAccount {
 		q.objects = x.namespace(p.Tenant, hash, p.Namespace)
 	}
-	q.absent = Key(p.Tenant, hash, now, now, authz.NewID(idPrefix))
+	q.absent = Key(p.Tenant, hash, now, now, authz.NewID(record.IDPrefix))
 	return q
 }
 
