@@ -180,3 +180,26 @@ func TestSecretsOfVaultAreImported(t *testing.T) {
 		t.Errorf("Vault is down: status %d, %v", command.Status(err), err)
 	}
 }
+
+// The token of Vault goes to the named server alone.
+func TestTheTokenGoesToTheNamedServerOnly(t *testing.T) {
+	var heard []string
+	other := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		heard = append(heard, r.Header.Get("X-Vault-Token"))
+	}))
+	defer other.Close()
+	named := httptest.NewServer(http.RedirectHandler(other.URL, http.StatusTemporaryRedirect))
+	defer named.Close()
+	t.Setenv("VAULT_TOKEN", "hvs.token")
+	t.Setenv("VAULT_AGENT_ADDR", other.URL)
+	c, err := openVault(named.URL, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := openEngine(t.Context(), c, "secret/shop"); err == nil || len(heard) > 0 {
+		t.Errorf("another server heard %q; the import says %v", heard, err)
+	}
+	if _, err := openVault("http://vault.example.org", ""); err == nil || command.Status(err) != command.StatusUsage {
+		t.Error("plain HTTP to another machine:", err)
+	}
+}
