@@ -9,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/latticekeep/latticekeep/api/v1beta1"
@@ -149,10 +150,29 @@ func (w *world) gathered() map[string]float64 {
 	return all
 }
 
+// unready returns how many objects the API server has that are not ready.
+func (w *world) unready() (n float64) {
+	w.t.Helper()
+	var all v1beta1.SealedCredentialList
+	must(w.t, w.admin.List(w.t.Context(), &all))
+	for _, sc := range all.Items {
+		if meta.IsStatusConditionFalse(sc.Status.Conditions, v1beta1.ConditionReady) {
+			n++
+		}
+	}
+	return n
+}
+
 func (w *world) testMetrics(t *testing.T) {
 	w, ns := w.in(t)
 	const states, changes = "latticekeep_sealedcredentials", "latticekeep_credential_changes_total"
 	before := w.gathered()
+	// The cache may still have what the test before has deleted.
+	for late := time.Now().Add(patience); before[states+"{condition=Ready,status=False}"] != w.unready(); before = w.gathered() {
+		if time.Now().After(late) {
+			t.Fatal("the cache has other objects than the API server")
+		}
+	}
 	rose := func(name string, by float64) { // once the cache has it
 		t.Helper()
 		late := time.Now().Add(patience)
