@@ -167,7 +167,7 @@ func TestARestoreToATimeBetweenTwoCommits(t *testing.T) {
 
 	out, err := s.restore("restored", at)
 	must(t, err)
-	for _, want := range []string{"taken away again: 1\n", "CREDENTIAL_DELETED " + s.ids[1], "lost: 3 CREDENTIAL_ROTATED"} {
+	for _, want := range []string{"last commit in it: ", "next state in the log: ", "taken away again: 1\n", "CREDENTIAL_DELETED " + s.ids[1], "lost: 3 CREDENTIAL_ROTATED"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in\n%s", want, out)
 		}

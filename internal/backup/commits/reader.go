@@ -49,6 +49,7 @@ type Reader struct {
 	through uint64          // the state is whole after this segment
 	records []commit.Record // records of the last segment, not returned yet
 	reached Reached
+	refused time.Time // time of the first commit that was too late
 }
 
 // Reached is up to where a log was read.
@@ -67,6 +68,10 @@ func NewReader(l Log) *Reader {
 
 // Reached returns up to where the records make a whole state.
 func (r *Reader) Reached() Reached { return r.reached }
+
+// Refused returns the time of the next state in the log, which is later than [Log.Until]. It is zero if
+// no such state was seen.
+func (r *Reader) Refused() time.Time { return r.refused }
 
 // BrokenError means that a segment is not what the deployment wrote, or is missing.
 type BrokenError struct {
@@ -116,7 +121,14 @@ func (r *Reader) Next(ctx context.Context) (commit.Record, error) {
 // isWhole reports whether the state after the last record is one of the store's.
 func (r *Reader) isWhole() bool { return r.reached.Commit == r.last }
 
-func (r *Reader) tooLate(at time.Time) bool { return !r.log.Until.IsZero() && at.After(r.log.Until) }
+// tooLate reports whether a state is of after [Log.Until], and then keeps its time.
+func (r *Reader) tooLate(at time.Time) bool {
+	if r.log.Until.IsZero() || !at.After(r.log.Until) {
+		return false
+	}
+	r.refused = at
+	return true
+}
 
 // load reads the next segment. At its beginning it finds out whether the state will be whole after it
 // or after which later one.

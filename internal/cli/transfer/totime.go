@@ -60,6 +60,9 @@ type toTime struct {
 
 	// The logs of commits of the restored backup and of the newest one.
 	log, newestLog logs
+
+	// Times of the last commit that was applied and of the next one in the log; zero if there is none.
+	reached, next time.Time
 }
 
 // restoreToTime makes a data directory of the newest backup in the bucket that is not newer than the
@@ -189,7 +192,9 @@ func (t *toTime) replay(ctx context.Context, db store.Store) error {
 		return err
 	}
 	log.Until = t.at
-	err = restore.Replay(ctx, db, commits.NewReader(log), "")
+	reader := commits.NewReader(log)
+	err = restore.Replay(ctx, db, reader, "")
+	t.reached, t.next = reader.Reached().Time, reader.Refused()
 	if broken := new(commits.BrokenError); errors.As(err, &broken) {
 		return fmt.Errorf("--to-time is in a gap of the log of commits; an earlier time, or one after a later backup, is possible: %w", err)
 	}
@@ -312,6 +317,12 @@ func (t *toTime) text() string {
 	fmt.Fprintf(&b, "restored to: %s\nhead: %d %s\nchain: %s\n", t.at.UTC().Format(time.RFC3339), report.Sequence, report.Hash, report.Fingerprint)
 	if !t.log.there {
 		fmt.Fprintf(&b, "The bucket has no log of commits for this backup, so this is the state of %s.\n", t.base.began.Format(time.RFC3339))
+	}
+	if !t.reached.IsZero() {
+		fmt.Fprintf(&b, "last commit in it: %s\n", t.reached.UTC().Format(time.RFC3339))
+	}
+	if !t.next.IsZero() {
+		fmt.Fprintf(&b, "next state in the log: %s; no time in between makes another one\n", t.next.UTC().Format(time.RFC3339))
 	}
 	fmt.Fprintf(&b, "epoch: %d, begun by entry %d, above all that was lost\n", r.Epoch, r.Sequence)
 	known := fmt.Sprintf("known up to entry %d %s", t.later.Sequence, t.later.Hash)
