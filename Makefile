@@ -64,6 +64,13 @@ test-race: helm prometheus versitygw poppler postgres strace chromium ## run eve
 	@go build -o $(BIN)/tools/gotest ./hack/gotest
 	@CGO_ENABLED=1 exec $(BIN)/tools/gotest -race -timeout 60m ./...
 
+# The last commit before names became paths, and policies came.
+FORMER ?= 432ea44cc3766c05c7f0b91c3f4125e8b86d9835
+
+.PHONY: former-client
+former-client: ## run the Go client of the commit FORMER, and its tests, against the server of this one
+	@hack/former-client.sh $(FORMER)
+
 .PHONY: vuln
 vuln: lint-tools ## check the dependencies against Go's vulnerability database, or say that it cannot be reached
 	@hack/vuln.sh
