@@ -19,6 +19,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/bounds"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
@@ -221,7 +222,7 @@ func (v *Vault) sealOwned(ctx context.Context, keys *keyring.Keys, next ownedVer
 }
 
 // maxSealingTimes bounds the keys in an object's row, dropped ones included.
-const maxSealingTimes = 4 * MaxValues
+const maxSealingTimes = 4 * bounds.MaxValues
 
 // sealingTimes returns when the last accepted value of each key was sealed. It keeps the keys that
 // the object dropped. Otherwise an old value of a dropped key could come back as the value of a new

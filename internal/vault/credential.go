@@ -1,28 +1,18 @@
 package vault
 
 import (
-	"regexp"
+	"cmp"
 	"strings"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/internal/vault/bounds"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
-// Bounds of a credential. The API contract and the CRD state the same bounds.
-const (
-	MaxValues      = 64
-	MaxValuesBytes = 256 << 10 // keys and values together
-	MaxNameBytes   = 255
-	MaxTTLDays     = 3650
-	DefaultTTLDays = 90
-
-	maxIdempotencyKey = 255
-)
+const maxIdempotencyKey = 255
 
 // Credential is the metadata of a credential: everything except its values.
 type Credential struct {
@@ -78,7 +68,7 @@ type Version struct {
 type SealRequest struct {
 	Name    string
 	Type    string
-	TTLDays int // 0 means DefaultTTLDays
+	TTLDays int // 0 means [bounds.DefaultTTLDays]
 	Values  map[string]secret.Bytes
 
 	// IdempotencyKey makes a repeated request safe: 1 to 255 visible ASCII characters, chosen by
@@ -93,33 +83,21 @@ type ReplaceRequest struct {
 	IfMatch Condition
 }
 
-var (
-	typePattern = regexp.MustCompile(`^[a-zA-Z0-9][-._a-zA-Z0-9]{0,62}$`)
-	keyPattern  = regexp.MustCompile(`^[-._a-zA-Z0-9]{1,253}$`)
-)
-
 func (req SealRequest) ttlDays() int {
 	if req.TTLDays == 0 {
-		return DefaultTTLDays
+		return bounds.DefaultTTLDays
 	}
 	return req.TTLDays
 }
 
 func (req SealRequest) validate() error {
-	invalid := func(msg string) error { return fault.New(fault.Invalid, msg) }
-	if !validName(req.Name) {
-		return invalid("name must have 1 to 255 bytes of text without control characters")
-	}
-	if !typePattern.MatchString(req.Type) {
-		return invalid("credential_type must have 1 to 63 letters, digits, '-', '.' or '_', and begin with a letter or digit")
-	}
-	if ttl := req.ttlDays(); ttl < 1 || ttl > MaxTTLDays {
-		return invalid("ttl_days must be 1 to 3650")
+	if err := cmp.Or(bounds.CheckName(req.Name), bounds.CheckType(req.Type), bounds.CheckTTL(req.ttlDays())); err != nil {
+		return err
 	}
 	if len(req.IdempotencyKey) > maxIdempotencyKey || strings.ContainsFunc(req.IdempotencyKey, invisible) {
-		return invalid("Idempotency-Key must have 1 to 255 visible ASCII characters")
+		return fault.New(fault.Invalid, "Idempotency-Key must have 1 to 255 visible ASCII characters")
 	}
-	return validateValues(req.Values)
+	return bounds.CheckValues(req.Values)
 }
 
 // values returns the new values, whatever the former ones are.
@@ -128,46 +106,13 @@ func (req ReplaceRequest) values(map[string]secret.Bytes) (map[string]secret.Byt
 }
 
 func (req ReplaceRequest) validate() error {
-	if req.TTLDays < 0 || req.TTLDays > MaxTTLDays {
-		return fault.New(fault.Invalid, "ttl_days must be 1 to 3650")
-	}
-	return validateValues(req.Values)
+	return cmp.Or(checkTTL(req.TTLDays), bounds.CheckValues(req.Values))
 }
 
-func validName(name string) bool {
-	return name != "" && len(name) <= MaxNameBytes && utf8.ValidString(name) && !strings.ContainsFunc(name, unicode.IsControl)
-}
-
-// validatePath refuses a new name with a segment that would mean another path elsewhere. Names of
-// that kind which exist stay as they are.
-func validatePath(name string) error {
-	for segment := range strings.SplitSeq(name, "/") {
-		if segment == "" || segment == "." || segment == ".." {
-			return fault.New(fault.Invalid, `name must be a path without empty segments, and without segments "." and ".."`)
-		}
-	}
-	return nil
-}
+// checkTTL is [bounds.CheckTTL] where 0 keeps the current one.
+func checkTTL(days int) error { return bounds.CheckTTL(cmp.Or(days, bounds.DefaultTTLDays)) }
 
 func invisible(r rune) bool { return r <= ' ' || r > '~' }
-
-func validateValues(values map[string]secret.Bytes) error {
-	invalid := func(msg string) error { return fault.New(fault.Invalid, msg) }
-	if len(values) < 1 || len(values) > MaxValues {
-		return invalid("values must have 1 to 64 keys")
-	}
-	total := 0
-	for k, v := range values {
-		if !keyPattern.MatchString(k) {
-			return invalid("the keys of values must have 1 to 253 letters, digits, '-', '.' or '_'")
-		}
-		total += len(k) + len(v)
-	}
-	if total > MaxValuesBytes {
-		return invalid("values must be at most 256 KiB in all")
-	}
-	return nil
-}
 
 func zero(values map[string]secret.Bytes) {
 	for _, value := range values {

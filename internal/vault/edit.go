@@ -12,6 +12,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/bounds"
 	"github.com/latticekeep/latticekeep/internal/vault/mac"
 )
 
@@ -24,10 +25,7 @@ type PatchRequest struct {
 }
 
 func (req PatchRequest) validate() error {
-	if req.TTLDays < 0 || req.TTLDays > MaxTTLDays {
-		return fault.New(fault.Invalid, "ttl_days must be 1 to 3650")
-	}
-	return nil
+	return checkTTL(req.TTLDays)
 }
 
 // values returns the current values with the changes. It shares the bytes of both.
@@ -40,7 +38,7 @@ func (req PatchRequest) values(current map[string]secret.Bytes) (map[string]secr
 	if len(next) == 0 {
 		return nil, fault.New(fault.Invalid, "the patch leaves no value: set one, or delete the credential")
 	}
-	return next, validateValues(next)
+	return next, bounds.CheckValues(next)
 }
 
 // PutRequest asks that a name leads to these values.

@@ -11,6 +11,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/vault/bounds"
 )
 
 // RFC 7396 on the values: what is named is set or removed, and all else stays.
@@ -31,13 +32,13 @@ func TestAPatchChangesWhatItNames(t *testing.T) {
 		t.Errorf("%+v", e)
 	}
 	many := make(map[string]string)
-	for i := range MaxValues - 2 {
+	for i := range bounds.MaxValues - 2 {
 		many[fmt.Sprint("k", i)] = ""
 	}
 	for what, req := range map[string]PatchRequest{
 		"no key is left": {Remove: []string{"user", "password", "port"}}, "too many keys": {Set: secrets(many)},
-		"a key with a slash": {Set: secrets(map[string]string{"a/b": "x"})}, "too long": {Set: secrets(map[string]string{"k": strings.Repeat("x", MaxValuesBytes)})},
-		"days": {Set: secrets(login), TTLDays: MaxTTLDays + 1},
+		"a key with a slash": {Set: secrets(map[string]string{"a/b": "x"})}, "too long": {Set: secrets(map[string]string{"k": strings.Repeat("x", bounds.MaxValuesBytes)})},
+		"days": {Set: secrets(login), TTLDays: bounds.MaxTTLDays + 1},
 	} {
 		if _, err := f.vault.Patch(t.Context(), f.a, c.ID, req); !errors.Is(err, fault.Invalid) {
 			t.Errorf("%s: %v", what, err)
@@ -101,7 +102,7 @@ func TestAPutMakesWhatTheNameLeadsToOrReplacesIt(t *testing.T) {
 	f.advance(31 * day) // it has expired, and keeps what it has
 	third, created, err := f.vault.Put(t.Context(), f.a, put("shop/db", login))
 	must(t, err)
-	if !created || third.ID == made.ID || !third.ExpiresAt.Equal(f.now().AddDate(0, 0, DefaultTTLDays)) {
+	if !created || third.ID == made.ID || !third.ExpiresAt.Equal(f.now().AddDate(0, 0, bounds.DefaultTTLDays)) {
 		t.Errorf("%v %+v", created, third)
 	}
 	for _, bad := range []string{"", "/", "a//b", "/a", "a/", ".", "a/../b", "a\x00"} {

@@ -12,6 +12,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit/guard"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/bounds"
 	"github.com/latticekeep/latticekeep/internal/vault/idempotency"
 )
 
@@ -40,7 +41,7 @@ func TestARepeatedSealAnswersAsTheFirst(t *testing.T) {
 		t.Fatalf("recorded as %+v", e)
 	}
 	explicit := onceRequest("retry-1", "db", login)
-	explicit.TTLDays = DefaultTTLDays
+	explicit.TTLDays = bounds.DefaultTTLDays
 	if again, err := f.vault.Seal(t.Context(), f.a, explicit); err != nil || again != first {
 		t.Fatal("the default TTL is another request when it is named:", err)
 	}

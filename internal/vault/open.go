@@ -15,6 +15,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/bounds"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
@@ -39,7 +40,7 @@ func (v *Vault) UnsealVersion(ctx context.Context, p authz.Principal, id string,
 // 1000 that expire last.
 func (v *Vault) UnsealByName(ctx context.Context, p authz.Principal, name string) (Unsealed, error) {
 	outside := !p.Reaches(authz.UnsealCredential, name)
-	if outside || !validName(name) {
+	if outside || !bounds.IsName(name) {
 		name = "" // no credential has this name
 	}
 	query := v.records.names.Query(p, name, v.now())

@@ -16,6 +16,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/bounds"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
@@ -362,7 +363,7 @@ func TestChangedRowsOfAnObjectAreRecordedOnceAnHour(t *testing.T) {
 
 func TestAnInvalidSpecIsRefused(t *testing.T) {
 	f := newFixture(t, time.Minute)
-	d := f.desired(map[string]string{"k": strings.Repeat("x", MaxValuesBytes)}, "a")
+	d := f.desired(map[string]string{"k": strings.Repeat("x", bounds.MaxValuesBytes)}, "a")
 	if _, err := f.vault.Apply(t.Context(), f.operator(), uid, 0, d); !errors.Is(err, fault.Invalid) {
 		t.Fatal(err)
 	}

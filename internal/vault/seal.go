@@ -12,6 +12,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/bounds"
 	"github.com/latticekeep/latticekeep/internal/vault/idempotency"
 	"github.com/latticekeep/latticekeep/internal/vault/mac"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
@@ -24,7 +25,7 @@ func (v *Vault) Seal(ctx context.Context, p authz.Principal, req SealRequest) (C
 	if err := v.guard.Authorize(ctx, p, authz.SealCredential); err != nil {
 		return Credential{}, err
 	}
-	if err := cmp.Or(req.validate(), validatePath(req.Name)); err != nil {
+	if err := cmp.Or(req.validate(), bounds.CheckPath(req.Name)); err != nil {
 		return Credential{}, err
 	}
 	if err := v.guard.AuthorizePath(ctx, p, authz.SealCredential, req.Name); err != nil {
@@ -135,7 +136,7 @@ func (v *Vault) Put(ctx context.Context, p authz.Principal, req PutRequest) (c C
 	if err := requireRead(ctx, v.guard, p, authz.SealCredential); err != nil {
 		return Credential{}, false, err
 	}
-	if err := cmp.Or(req.validate(), validatePath(req.Name)); err != nil {
+	if err := cmp.Or(req.validate(), bounds.CheckPath(req.Name)); err != nil {
 		return Credential{}, false, err
 	}
 	for _, a := range []authz.Action{authz.SealCredential, authz.UnsealCredential} {

@@ -18,6 +18,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/bounds"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
@@ -297,7 +298,9 @@ func TestBadRequestsAreRefusedWithTheRemedy(t *testing.T) {
 		"values must have":     func(r *SealRequest) { r.Values = secrets(many) },
 		"the keys of values":   func(r *SealRequest) { r.Values = secrets(map[string]string{"a b": ""}) },
 		"the keys of":          func(r *SealRequest) { r.Values = secrets(map[string]string{"": ""}) },
-		"256 KiB":              func(r *SealRequest) { r.Values = map[string]secret.Bytes{"k": make(secret.Bytes, MaxValuesBytes)} },
+		"256 KiB": func(r *SealRequest) {
+			r.Values = map[string]secret.Bytes{"k": make(secret.Bytes, bounds.MaxValuesBytes)}
+		},
 	} {
 		req := good()
 		change(&req)
@@ -307,7 +310,7 @@ func TestBadRequestsAreRefusedWithTheRemedy(t *testing.T) {
 		}
 	}
 	largest := good()
-	largest.Values = map[string]secret.Bytes{"k": make(secret.Bytes, MaxValuesBytes-1)}
+	largest.Values = map[string]secret.Bytes{"k": make(secret.Bytes, bounds.MaxValuesBytes-1)}
 	if _, err := f.vault.Seal(t.Context(), f.a, largest); err != nil {
 		t.Error(err)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/bounds"
 	"github.com/latticekeep/latticekeep/internal/vault/nameindex"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
@@ -66,7 +67,7 @@ func TestABadReplacementIsRefusedWhateverTheID(t *testing.T) {
 		"ttl_days must":      {Values: secrets(login), TTLDays: 3651},
 		"ttl_days must be 1": {Values: secrets(login), TTLDays: -1},
 		"the keys of values": {Values: secrets(map[string]string{"a b": ""})},
-		"256 KiB":            {Values: secrets(map[string]string{"k": strings.Repeat("x", MaxValuesBytes)})},
+		"256 KiB":            {Values: secrets(map[string]string{"k": strings.Repeat("x", bounds.MaxValuesBytes)})},
 	} {
 		for _, id := range []string{c.ID, foreign.ID, "junk"} {
 			_, err := f.vault.Replace(t.Context(), f.a, id, req)
