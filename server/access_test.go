@@ -39,6 +39,7 @@ var access = map[string]string{
 	"v2 getCredentialMetadata":  "vault:read!",
 	"v2 replaceCredential":      "vault:write",
 	"v2 rotateCredential":       "vault:write",
+	"v2 renameCredential":       "vault:write",
 	"v2 patchCredential":        "vault:write", // and vault:read, once it knows what is asked
 	"v2 putCredentialByName":    "vault:write", // likewise
 	"v2 deleteCredential":       "vault:write!",

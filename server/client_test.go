@@ -162,11 +162,15 @@ func (o *tour) vaultThrough(t *testing.T, c *client.Client) {
 	if replaced.Version != 2 || rotated.Version != 3 {
 		t.Errorf("versions %d and %d", replaced.Version, rotated.Version)
 	}
+	if moved := answered(c.V2.RenameCredential(ctx, id, v2.RenameRequest{Name: "moved"}))(t); moved.Version != 4 || moved.Name != "moved" {
+		t.Errorf("renamed: %+v", moved)
+	}
+	answered(c.V2.RenameCredential(ctx, id, v2.RenameRequest{Name: seal.Name}))(t)
 	byID, byName := answered(c.V2.UnsealCredential(ctx, id))(t), answered(c.V2.UnsealCredentialByName(ctx, seal.Name))(t)
-	if !reflect.DeepEqual(byID, byName) || byID.Values["k"] != "two" || byID.Version != 3 {
+	if !reflect.DeepEqual(byID, byName) || byID.Values["k"] != "two" || byID.Version != 5 {
 		t.Errorf("unsealed %+v and by name %+v", byID, byName)
 	}
-	if byVersion := answered(c.V2.UnsealCredentialVersion(ctx, id, 3))(t); !reflect.DeepEqual(byVersion, byID) {
+	if byVersion := answered(c.V2.UnsealCredentialVersion(ctx, id, 5))(t); !reflect.DeepEqual(byVersion, byID) {
 		t.Errorf("unsealed %+v and by version %+v", byID, byVersion)
 	}
 	if _, err := c.V2.UnsealCredentialVersion(ctx, id, 2); !errors.Is(err, client.ErrForbidden) {
@@ -177,7 +181,7 @@ func (o *tour) vaultThrough(t *testing.T, c *client.Client) {
 	for _, v := range versions {
 		changes = append(changes, string(v.Change))
 	}
-	if !slices.Equal(changes, []string{"reencrypted", "rotated", "sealed"}) || !versions[0].Current {
+	if !slices.Equal(changes, []string{"reencrypted", "reencrypted", "reencrypted", "rotated", "sealed"}) || !versions[0].Current {
 		t.Errorf("versions %+v", versions)
 	}
 	answered(c.V2.SealCredential(ctx, seal, nil))(t) // another credential: each call has a key of its own

@@ -123,6 +123,9 @@ var examples = map[string]func(*world, operation) servertest.Request{
 		return r
 	},
 	"v2 rotateCredential": (*world).exampleCredential,
+	"v2 renameCredential": func(w *world, o operation) servertest.Request {
+		return w.send(o, w.credential(), object{"name": w.word + "/" + w.unique()})
+	},
 	"v2 deleteCredential": (*world).exampleCredential,
 
 	"v2 encryptData": func(w *world, o operation) servertest.Request {

@@ -114,7 +114,7 @@ var mayReturn = map[string]string{
 	"v2 sealCredential": "name credential_type", "v2 listCredentials": "name credential_type",
 	"v2 getVaultSummary": "name credential_type", "v2 getCredentialMetadata": "name credential_type",
 	"v2 patchCredential": "name credential_type", "v2 putCredentialByName": "name credential_type",
-	"v2 replaceCredential": "name credential_type", "v2 rotateCredential": "name credential_type",
+	"v2 replaceCredential": "name credential_type", "v2 rotateCredential": "name credential_type", "v2 renameCredential": "name credential_type",
 	"v2 unsealCredential": "name credential_type values", "v2 unsealCredentialByName": "name credential_type values",
 	"v2 registerUser": "email name", "v2 acceptInvitation": "email name", "v2 getAccount": "email name",
 	"v2 listMembers": "email", "v2 inviteMember": "email", "v2 changeMember": "email",

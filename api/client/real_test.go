@@ -144,6 +144,10 @@ func TestTheLifeOfACredential(t *testing.T) {
 	if stored.CredentialId != id || stored.Version != 6 {
 		t.Errorf("%s version %d", stored.CredentialId, stored.Version)
 	}
+	moved := must(c.V2.RenameCredential(ctx, id, v2.RenameRequest{Name: name + "/moved"}))(t)
+	if moved.CredentialId != id || moved.Version != 7 || !moved.ExpiresAt.Equal(stored.ExpiresAt) {
+		t.Errorf("renamed: %+v", moved)
+	}
 	one := 1
 	page := must(c.V2.ListCredentials(ctx, &v2.ListCredentialsParams{Limit: &one}))(t)
 	if len(page.Credentials) != 1 {

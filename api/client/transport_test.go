@@ -73,6 +73,10 @@ var repetitions = []struct {
 		return err
 	}},
 	{"rotate", false, func(ctx context.Context, c *Client) error { _, err := c.V2.RotateCredential(ctx, "cred_x"); return err }},
+	{"rename", false, func(ctx context.Context, c *Client) error {
+		_, err := c.V2.RenameCredential(ctx, "cred_x", v2.RenameRequest{})
+		return err
+	}},
 	{"delete", false, func(ctx context.Context, c *Client) error { return c.V2.DeleteCredential(ctx, "cred_x") }},
 	{"key", false, func(ctx context.Context, c *Client) error {
 		_, err := c.V1.GenerateKey(ctx, v1.GenerateKeyRequest{})

@@ -78,6 +78,11 @@ func (v *V2) PutCredentialByName(ctx context.Context, name string, r v2.PutReque
 	return do[v2.CredentialAnswer](ctx, v.transport, put("/api/v2/vault/by-name/{name}", r, name).changed(options))
 }
 
+// RenameCredential gives a credential another name. It keeps its id, its values and its time.
+func (v *V2) RenameCredential(ctx context.Context, credentialID string, r v2.RenameRequest, options ...CallOption) (*v2.CredentialAnswer, error) {
+	return do[v2.CredentialAnswer](ctx, v.transport, post("/api/v2/vault/{credential_id}/rename", r, credentialID).changed(options))
+}
+
 // RotateCredential encrypts a credential again with fresh keys. Its values stay the same.
 func (v *V2) RotateCredential(ctx context.Context, credentialID string, options ...CallOption) (*v2.CredentialAnswer, error) {
 	return do[v2.CredentialAnswer](ctx, v.transport, post("/api/v2/vault/rotate/{credential_id}", nil, credentialID).changed(options))

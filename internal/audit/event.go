@@ -174,6 +174,9 @@ const (
 	// AttributeOverlapUntil says until when a rotation leaves the previous version readable, in RFC
 	// 3339.
 	AttributeOverlapUntil = "overlap_until"
+
+	// AttributeRenamed is "true" when a re-encryption gave the credential another name.
+	AttributeRenamed = "renamed"
 )
 
 // Event is an entry before the log gives it a place.

@@ -188,6 +188,7 @@ const (
 	UnsealCredential   Action = "unseal"
 	ReplaceCredential  Action = "replace"
 	RotateCredential   Action = "rotate"
+	RenameCredential   Action = "rename"
 	DeleteCredential   Action = "delete"
 	EncryptData        Action = "encrypt"
 	DecryptData        Action = "decrypt"
@@ -267,6 +268,7 @@ var rules = map[Action]rule{
 	UnsealCredential:   {scope: VaultRead, trialed: true},
 	ReplaceCredential:  {scope: VaultWrite},
 	RotateCredential:   {scope: VaultWrite},
+	RenameCredential:   {scope: VaultWrite},
 	DeleteCredential:   {scope: VaultWrite, trialed: true},
 	EncryptData:        {scope: CryptoEncrypt},
 	DecryptData:        {scope: CryptoDecrypt, trialed: true},
@@ -341,6 +343,7 @@ var verbs = map[Action]Verb{
 	SealCredential:        WritePath,
 	ReplaceCredential:     WritePath,
 	RotateCredential:      WritePath,
+	RenameCredential:      WritePath,
 	ResealManifest:        WritePath,
 	CheckManifest:         WritePath,
 	DeleteCredential:      DeletePath,

@@ -170,6 +170,16 @@ stdout '(?s)^4 +reencrypted .* current\n3 +rotated.*\n1 +sealed'
 latticekeep history shop/db -o yaml
 stdout 'change: reencrypted'
 
+# another name
+latticekeep mv new moved/key
+stdout 'moved/key +\S+ +2 '
+! latticekeep get new key
+latticekeep get moved/key key.pub
+! latticekeep mv moved/key shop/db
+stderr 'renaming moved/key: .*another credential has this name'
+! latticekeep mv moved/key a//b
+stderr 'name must be a path'
+
 # a shell completes names
 latticekeep __complete get shop/d
 stdout '^shop/db$'

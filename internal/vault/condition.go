@@ -11,8 +11,15 @@ import (
 // credential gets it.
 var ErrCondition = fault.New(fault.Conflict, "the credential is not the version that If-Match names: read it again, and repeat the change on what it is now")
 
+// ErrTaken refuses a name that another credential has. Only a caller that may unseal the other one gets
+// it; anybody else makes a second credential of the name, as [Vault.Seal] does.
+var ErrTaken = fault.New(fault.Conflict, "another credential has this name: choose another, or move that one away first")
+
 // reasonCondition is the reason in the entry of a change whose condition does not hold.
 const reasonCondition = "condition_failed"
+
+// reasonTaken is the reason in the entry of a rename that [ErrTaken] refuses.
+const reasonTaken = "name_taken"
 
 // Condition is the value of If-Match.
 type Condition = record.Condition

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
@@ -14,6 +15,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/bounds"
 	"github.com/latticekeep/latticekeep/internal/vault/mac"
+	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
 // PatchRequest asks for changes of some values of a credential.
@@ -39,6 +41,25 @@ func (req PatchRequest) values(current map[string]secret.Bytes) (map[string]secr
 		return nil, fault.New(fault.Invalid, "the patch leaves no value: set one, or delete the credential")
 	}
 	return next, bounds.CheckValues(next)
+}
+
+// isFree returns a check for the transaction that stores r: no other active credential has its name.
+func (v attempt) isFree(p authz.Principal, r *record.Record, now time.Time) func(store.Reader) error {
+	if !mayReadAt(p, r.Name) {
+		return func(store.Reader) error { return nil }
+	}
+	query := v.records.names.Query(p, r.Name, now)
+	return func(rd store.Reader) error {
+		id, err := v.records.names.Find(rd, query)
+		if err != nil || id == "" || id == r.ID {
+			return err
+		}
+		other, err := record.Find(rd, p.Tenant, id)
+		if err == nil && other != nil && now.Before(other.ExpiresAt) {
+			err = ErrTaken
+		}
+		return err
+	}
 }
 
 // PutRequest asks that a name leads to these values.

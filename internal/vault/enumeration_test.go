@@ -72,6 +72,10 @@ func TestAllThatIsNotThereIsOneCase(t *testing.T) {
 		"Versions": func(id string) error { _, err := f.vault.Versions(t.Context(), f.a, id); return err },
 		"Metadata": func(id string) error { _, err := f.vault.Metadata(t.Context(), f.a, id); return err },
 		"Rotate":   func(id string) error { _, err := f.vault.Rotate(t.Context(), f.a, id); return err },
+		"Rename": func(id string) error {
+			_, err := f.vault.Rename(t.Context(), f.a, id, "moved", "")
+			return err
+		},
 		"Replace": func(id string) error {
 			_, err := f.vault.Replace(t.Context(), f.a, id, ReplaceRequest{Values: secrets(login)})
 			return err

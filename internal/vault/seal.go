@@ -34,7 +34,7 @@ func (v *Vault) Seal(ctx context.Context, p authz.Principal, req SealRequest) (C
 	fp := v.idempotency.Fingerprint(p, idempotency.Request{Key: req.IdempotencyKey, Name: req.Name, Type: req.Type, TTLDays: req.ttlDays(), Values: req.Values})
 	return retryConflicts(func() (Credential, error) {
 		if fp != nil {
-			if first, err := v.replay(ctx, p, fp); err != nil {
+			if first, err := (attempt{v}).replay(ctx, p, fp); err != nil {
 				return Credential{}, err
 			} else if first != nil {
 				return *first, nil
@@ -73,7 +73,7 @@ func (v attempt) seal(ctx context.Context, p authz.Principal, req SealRequest, f
 
 // replay returns the first answer to a request, or nil if there was none, and records that it was
 // given again.
-func (v *Vault) replay(ctx context.Context, p authz.Principal, fp *idempotency.Fingerprint) (*Credential, error) {
+func (v attempt) replay(ctx context.Context, p authz.Principal, fp *idempotency.Fingerprint) (*Credential, error) {
 	if err := v.guard.Ready(ctx); err != nil {
 		return nil, err
 	}
@@ -99,14 +99,16 @@ func (v *Vault) replay(ctx context.Context, p authz.Principal, fp *idempotency.F
 // full TTL, and deletes the old ciphertext. Errors: fault.Forbidden for a credential that does not
 // exist for p or belongs to an object; [ErrCondition]; fault.Unavailable.
 func (v *Vault) Rotate(ctx context.Context, p authz.Principal, id string, ifMatch ...Condition) (Credential, error) {
-	return retryConflicts(func() (Credential, error) { return attempt{v}.change(ctx, p, id, edit{}, ifMatch...) })
+	return retryConflicts(func() (Credential, error) {
+		return attempt{v}.change(ctx, p, id, edit{action: authz.RotateCredential}, ifMatch...)
+	})
 }
 
 // Replace stores new values as the credential's next version, under new keys and with a full TTL,
 // and deletes the old ciphertext. Errors: those of [Vault.Rotate], and fault.Invalid.
 func (v *Vault) Replace(ctx context.Context, p authz.Principal, id string, req ReplaceRequest) (Credential, error) {
 	return retryConflicts(func() (Credential, error) {
-		return attempt{v}.change(ctx, p, id, edit{req.validate, req.values, req.TTLDays, false}, req.IfMatch)
+		return attempt{v}.change(ctx, p, id, edit{authz.ReplaceCredential, req.validate, req.values, req.TTLDays, "", false}, req.IfMatch)
 	})
 }
 
@@ -119,7 +121,7 @@ func (v *Vault) Patch(ctx context.Context, p authz.Principal, id string, req Pat
 		return Credential{}, err
 	}
 	return retryConflicts(func() (Credential, error) {
-		return attempt{v}.change(ctx, p, id, edit{req.validate, req.values, req.TTLDays, true}, req.IfMatch)
+		return attempt{v}.change(ctx, p, id, edit{authz.ReplaceCredential, req.validate, req.values, req.TTLDays, "", true}, req.IfMatch)
 	})
 }
 
@@ -151,6 +153,25 @@ func (v *Vault) Put(ctx context.Context, p authz.Principal, req PutRequest) (c C
 	return c, created, err
 }
 
+// Rename gives a credential another name, as its next version with the same values under new keys. It
+// expires when it would have. The caller must be allowed to change both paths. Errors: fault.Forbidden
+// for a credential that does not exist for p or belongs to an object, and for a name outside p's
+// policies; fault.Invalid; [ErrTaken]; [ErrCondition]; fault.Unavailable.
+func (v *Vault) Rename(ctx context.Context, p authz.Principal, id, name string, ifMatch Condition) (Credential, error) {
+	if err := v.guard.Authorize(ctx, p, authz.RenameCredential); err != nil {
+		return Credential{}, err
+	}
+	if err := cmp.Or(bounds.CheckName(name), bounds.CheckPath(name)); err != nil {
+		return Credential{}, err
+	}
+	if err := v.guard.AuthorizePath(ctx, p, authz.RenameCredential, name); err != nil {
+		return Credential{}, err
+	}
+	return retryConflicts(func() (Credential, error) {
+		return attempt{v}.change(ctx, p, id, edit{action: authz.RenameCredential, name: name}, ifMatch)
+	})
+}
+
 // requireRead refuses an action, before anything is looked up, to a caller that may not unseal.
 func requireRead(ctx context.Context, g *guard.Guard, p authz.Principal, a authz.Action) error {
 	if mayRead(p) {
@@ -160,22 +181,24 @@ func requireRead(ctx context.Context, g *guard.Guard, p authz.Principal, a authz
 	return cmp.Or(err, errDenied)
 }
 
-// edit says what the next version of a credential has. The zero value keeps its values and its TTL.
+// edit says what the next version of a credential has. The zero value of a field keeps what there is.
 type edit struct {
+	action   authz.Action
 	validate func() error // before anything is looked up; nil for nothing to validate
 	values   func(current map[string]secret.Bytes) (map[string]secret.Bytes, error)
-	ttlDays  int  // 0 keeps the TTL
-	reads    bool // takes the right to read the credential, too
+	ttlDays  int
+	name     string // a new name renews nothing: it keeps the time at which the credential expires
+	reads    bool   // takes the right to read the credential, too
 }
 
 // change stores the next version of a credential. It opens the old version in every case, because it
 // signs the old metadata again and must verify it first.
 func (v attempt) change(ctx context.Context, p authz.Principal, id string, to edit, ifMatch ...Condition) (Credential, error) {
-	action, change := authz.RotateCredential, audit.CredentialReencrypted
+	change := audit.CredentialReencrypted
 	if to.values != nil {
-		action, change = authz.ReplaceCredential, audit.CredentialRotated
+		change = audit.CredentialRotated
 	}
-	keys, err := v.ready(ctx, p, action)
+	keys, err := v.ready(ctx, p, to.action)
 	if err != nil {
 		return Credential{}, err
 	}
@@ -184,7 +207,7 @@ func (v attempt) change(ctx context.Context, p authz.Principal, id string, to ed
 			return Credential{}, err
 		}
 	}
-	found, err := v.open(ctx, keys, p, byID(action, id))
+	found, err := v.open(ctx, keys, p, byID(to.action, id))
 	if err != nil {
 		return Credential{}, err
 	}
@@ -210,15 +233,30 @@ func (v attempt) change(ctx context.Context, p authz.Principal, id string, to ed
 			return Credential{}, err
 		}
 	}
-	next.Name, next.Type, next.TTLDays = old.Name, old.Type, cmp.Or(to.ttlDays, int(old.TTLDays))
+	next.Name, next.Type, next.TTLDays = cmp.Or(to.name, old.Name), old.Type, cmp.Or(to.ttlDays, int(old.TTLDays))
 	r := newRecord(p.Tenant, old.ID, old.Version+1, old.CreatedAt, now, next)
+	if to.name != "" {
+		r.ExpiresAt = old.ExpiresAt
+	}
 	if err := r.Seal(keys, next.Values); err != nil {
 		return Credential{}, err
 	}
 	changed := versionEvent(r, change, p)
+	free := func(store.Reader) error { return nil }
+	if to.name != "" {
+		changed.Attributes[audit.AttributeRenamed] = "true"
+		free = v.isFree(p, r, now)
+	}
 	err = v.store.Update(ctx, func(tx store.Tx) error {
+		if err := free(tx); err != nil {
+			return err
+		}
 		return errors.Join(v.records.replace(tx, old, r, change), appendEvent(v.guard, tx, changed))
 	})
+	if errors.Is(err, ErrTaken) {
+		e.Outcome, e.Attributes = audit.Denied, map[string]string{audit.AttributeReason: reasonTaken}
+		return Credential{}, cmp.Or(v.guard.Record(ctx, e), ErrTaken)
+	}
 	if err != nil {
 		return Credential{}, fmt.Errorf("changing a credential: %w", v.refuseChanged(ctx, changed, err))
 	}

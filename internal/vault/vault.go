@@ -164,7 +164,7 @@ type attempt struct{ *Vault }
 func retryConflicts(attempt func() (Credential, error)) (Credential, error) {
 	for range maxAttempts {
 		c, err := attempt()
-		if !errors.Is(err, fault.Conflict) || errors.Is(err, ErrCondition) {
+		if !errors.Is(err, fault.Conflict) || errors.Is(err, ErrCondition) || errors.Is(err, ErrTaken) {
 			return c, err
 		}
 	}

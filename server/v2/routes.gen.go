@@ -287,6 +287,9 @@ type ServerInterface interface {
 	// GetCredentialMetadata Show the metadata of a credential
 	// (GET /api/v2/vault/{credential_id}/metadata)
 	GetCredentialMetadata(c *gin.Context, credentialId CredentialPath)
+	// RenameCredential Give a credential another name
+	// (POST /api/v2/vault/{credential_id}/rename)
+	RenameCredential(c *gin.Context, credentialId CredentialPath, params RenameCredentialParams)
 	// ListCredentialVersions List the versions of a credential
 	// (GET /api/v2/vault/{credential_id}/versions)
 	ListCredentialVersions(c *gin.Context, credentialId CredentialPath)
@@ -2447,6 +2450,55 @@ func (siw *ServerInterfaceWrapper) GetCredentialMetadata(c *gin.Context) {
 	siw.Handler.GetCredentialMetadata(c, credentialId)
 }
 
+// RenameCredential operation middleware
+func (siw *ServerInterfaceWrapper) RenameCredential(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "credential_id" -------------
+	var credentialId CredentialPath
+
+	err = runtime.BindStyledParameterWithOptions("simple", "credential_id", c.Param("credential_id"), &credentialId, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter credential_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params RenameCredentialParams
+
+	headers := c.Request.Header
+
+	// ------------- Optional header parameter "If-Match" -------------
+	if valueList, found := headers[http.CanonicalHeaderKey("If-Match")]; found {
+		var IfMatch IfMatch
+		n := len(valueList)
+		if n != 1 {
+			siw.ErrorHandler(c, fmt.Errorf("Expected one value for If-Match, got %d", n), http.StatusBadRequest)
+			return
+		}
+
+		err = runtime.BindStyledParameterWithOptions("simple", "If-Match", valueList[0], &IfMatch, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""})
+		if err != nil {
+			siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter If-Match: %w", err), http.StatusBadRequest)
+			return
+		}
+
+		params.IfMatch = &IfMatch
+
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.RenameCredential(c, credentialId, params)
+}
+
 // ListCredentialVersions operation middleware
 func (siw *ServerInterfaceWrapper) ListCredentialVersions(c *gin.Context) {
 
@@ -2507,6 +2559,7 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.PATCH(options.BaseURL+"/api/v2/vault/:credential_id", wrapper.PatchCredential)
 	router.PUT(options.BaseURL+"/api/v2/vault/:credential_id", wrapper.ReplaceCredential)
 	router.POST(options.BaseURL+"/api/v2/vault/rotate/:credential_id", wrapper.RotateCredential)
+	router.POST(options.BaseURL+"/api/v2/vault/:credential_id/rename", wrapper.RenameCredential)
 	router.GET(options.BaseURL+"/api/v2/vault/:credential_id/versions", wrapper.ListCredentialVersions)
 	router.GET(options.BaseURL+"/api/v2/vault/:credential_id/metadata", wrapper.GetCredentialMetadata)
 	router.GET(options.BaseURL+"/api/v2/vault/by-name/:name", wrapper.UnsealCredentialByName)

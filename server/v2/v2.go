@@ -96,6 +96,7 @@ func Operations() map[string]gate.Operation {
 		"patchCredential":        {Action: authz.ReplaceCredential},
 		"putCredentialByName":    {Action: authz.SealCredential},
 		"rotateCredential":       {Action: authz.RotateCredential},
+		"renameCredential":       {Action: authz.RenameCredential},
 		"deleteCredential":       {Action: authz.DeleteCredential},
 		"listCredentialVersions": {Action: authz.ListVersions},
 

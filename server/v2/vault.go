@@ -331,6 +331,25 @@ func (a *vaultAPI) RotateCredential(c *gin.Context, id string, params api.Rotate
 	})
 }
 
+// RenameCredential gives a credential another name.
+func (a *vaultAPI) RenameCredential(c *gin.Context, id string, params api.RenameCredentialParams) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body api.RenameRequest
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		// What the caller may read decides whether it is told that a name is taken, or the version another.
+		if _, err := call.Also(ctx, authz.UnsealCredential); err != nil {
+			return nil, err
+		}
+		renamed, err := a.vault.Rename(ctx, call.Principal(), id, body.Name, vault.Condition(gate.Value(params.IfMatch)))
+		if err != nil {
+			return nil, conditional(err)
+		}
+		return credentialAnswer(renamed), nil
+	})
+}
+
 // DeleteCredential deletes a credential permanently.
 func (a *vaultAPI) DeleteCredential(c *gin.Context, id string, params api.DeleteCredentialParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {

@@ -2756,6 +2756,13 @@ type RemovedMember struct {
 	UserId  string    `json:"user_id"`
 }
 
+// RenameRequest defines model for RenameRequest.
+type RenameRequest struct {
+	// Name At most 255 bytes, without control characters. It is a path: its segments, between `/`, are neither empty nor `.`
+	// nor `..`.
+	Name string `json:"name"`
+}
+
 // ReplaceRequest defines model for ReplaceRequest.
 type ReplaceRequest struct {
 	// TtlDays Lifetime in days from now. Without it, as many as the credential has.
@@ -3687,6 +3694,13 @@ type ReplaceCredentialParams struct {
 	IfMatch *IfMatch `json:"If-Match,omitempty"`
 }
 
+// RenameCredentialParams defines parameters for RenameCredential.
+type RenameCredentialParams struct {
+	// IfMatch Entity tags from the `ETag` of a read, or `*`. The change is made only while the credential is one of these versions;
+	// otherwise nothing changes and the answer is 412. A caller that may not unseal the credential gets the one 403 instead.
+	IfMatch *IfMatch `json:"If-Match,omitempty"`
+}
+
 // GetReadinessParams defines parameters for GetReadiness.
 type GetReadinessParams struct {
 	// Verbose With any value or none, the answer is text: one line for each check, and one for each class of calls. The reasons are
@@ -3813,3 +3827,6 @@ type PatchCredentialApplicationMergePatchPlusJSONRequestBody = PatchRequest
 
 // ReplaceCredentialJSONRequestBody defines body for ReplaceCredential for application/json ContentType.
 type ReplaceCredentialJSONRequestBody = ReplaceRequest
+
+// RenameCredentialJSONRequestBody defines body for RenameCredential for application/json ContentType.
+type RenameCredentialJSONRequestBody = RenameRequest

@@ -278,6 +278,7 @@ var attempts = map[authz.Action]attempt{
 	authz.UnsealCredential:   {audit.CredentialUnsealed, audit.CredentialResource},
 	authz.ReplaceCredential:  {audit.CredentialRotated, audit.CredentialResource},
 	authz.RotateCredential:   {audit.CredentialReencrypted, audit.CredentialResource},
+	authz.RenameCredential:   {audit.CredentialReencrypted, audit.CredentialResource},
 	authz.DeleteCredential:   {audit.CredentialDeleted, audit.CredentialResource},
 	authz.EncryptData:        {audit.DataEncrypted, audit.DataResource},
 	authz.DecryptData:        {audit.DataDecrypted, audit.DataResource},

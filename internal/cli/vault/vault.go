@@ -22,7 +22,7 @@ import (
 
 // NewCommands returns all commands of the package.
 func NewCommands() []*cobra.Command {
-	return []*cobra.Command{newGetCommand(), newPutCommand(), newEditCommand(), newListCommand(), newRemoveCommand(), newGenerateCommand(), newReencryptCommand(), newHistoryCommand(),
+	return []*cobra.Command{newGetCommand(), newPutCommand(), newEditCommand(), newListCommand(), newRemoveCommand(), newGenerateCommand(), newReencryptCommand(), newMoveCommand(), newHistoryCommand(),
 		newRunCommand(), newEnvCommand()}
 }
 
@@ -103,6 +103,42 @@ API key needs the scopes vault:read and vault:write.`,
 	r.RegisterConnection(cmd)
 	cmd.ValidArgsFunction = completeNames(&r)
 	cmd.Flags().BoolVar(&sure, "yes", false, "delete without asking")
+	return cmd
+}
+
+func newMoveCommand() *cobra.Command {
+	var r command.Server
+	var f command.Format
+	cmd := &cobra.Command{
+		Use:   "mv NAME NEW",
+		Short: "Give a credential another name",
+		Long: `Give a credential another name, which is a path such as shop/prod/db. Its id, its
+values and the time at which it expires stay. A name that another credential has is
+refused. The API key needs the scopes vault:read and vault:write.`,
+		Args: cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := f.Check(); err != nil {
+				return err
+			}
+			c, err := r.Client()
+			if err != nil {
+				return err
+			}
+			found, err := mustFind(cmd.Context(), c, args[0])
+			if err != nil {
+				return err
+			}
+			answer, err := c.RenameCredential(cmd.Context(), found.CredentialId, v2.RenameRequest{Name: args[1]})
+			if err != nil {
+				return fmt.Errorf("renaming %s: %w", command.Printable(args[0]), err)
+			}
+			moved := credentialOf(answer)
+			return f.Print(cmd.OutOrStdout(), moved, func(out io.Writer) { printCredentials(out, moved) })
+		},
+	}
+	r.RegisterConnection(cmd)
+	cmd.ValidArgsFunction = completeNames(&r)
+	f.Register(cmd)
 	return cmd
 }
 
