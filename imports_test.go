@@ -103,7 +103,7 @@ var ours = map[string]string{
 	"internal/transit":              "internal/keyring internal/audit internal/audit/guard internal/authz internal/envelope internal/dualsig internal/state internal/store internal/frame internal/fault internal/secret",
 	"internal/identity": "internal/identity/access internal/identity/apikey internal/identity/email internal/identity/password internal/identity/records internal/identity/throttle internal/identity/tenant internal/identity/ticket internal/identity/token " +
 		"internal/mail internal/envelope internal/keyring internal/audit internal/audit/guard internal/audit/verify internal/audit/writer internal/authz internal/state internal/store internal/store/format internal/fault internal/secret",
-	"internal/identity/access":     "internal/identity/records internal/identity/tenant internal/audit internal/audit/guard internal/authz internal/store internal/fault",
+	"internal/identity/access":     "internal/identity/records internal/identity/tenant internal/audit internal/audit/guard internal/authz internal/store internal/store/format internal/fault",
 	"internal/identity/apikey":     "internal/identity/records internal/identity/tenant internal/identity/token internal/audit internal/authz internal/store internal/fault",
 	"internal/identity/email":      "internal/fault",
 	"internal/identity/password":   "internal/memory internal/fault internal/secret",

@@ -34,6 +34,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/objects"
 	"github.com/latticekeep/latticekeep/internal/offline"
 	"github.com/latticekeep/latticekeep/internal/quota"
+	"github.com/latticekeep/latticekeep/internal/store/format"
 	"github.com/latticekeep/latticekeep/internal/store/postgres"
 	"github.com/latticekeep/latticekeep/server"
 	"github.com/latticekeep/latticekeep/server/gate"
@@ -317,6 +318,7 @@ func (p *production) serve(ctx context.Context, l net.Listener, stdout io.Writer
 // development and production. run calls ready once everything else is set up.
 func (s *service) run(ctx context.Context, l net.Listener, config server.Config, ready func()) error {
 	config.Vault, config.Transit, config.Identity, config.Audit, config.Guard, config.Reader, config.Keys, config.Store = s.vault, s.transit, s.identity, s.log, s.guard, s.reader, s.keys, s.store
+	s.identity.Access.Ready = s.everyReplicaReads(format.Policies)
 	config.Names = names.New(s.store, s.guard, s.identity, s.transit)
 	config.Sealing, config.Custody, config.Recipients = s.sealing, s.custody, s.recipients
 	if s.dev || len(s.recipients) > 0 {

@@ -1,6 +1,7 @@
 package identity
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"strings"
@@ -11,6 +12,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/identity/access"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/store/format"
 )
 
 // policy makes a policy with all verbs on the paths.
@@ -46,6 +48,37 @@ func (f *people) present(secretKey string) authz.Principal {
 	c, err := f.Authenticate(f.t.Context(), secretKey)
 	must(f.t, err)
 	return c.Principal
+}
+
+// A release that knows no policies would let everybody reach everything. So the first binding keeps it
+// away from the store, and there is none while such a replica runs.
+func TestABindingKeepsReleasesWithoutPoliciesAway(t *testing.T) {
+	f := newPeople(t)
+	owner := f.verified("ada@example.com")
+	k, _, _ := f.newKey(owner.Principal, 0, authz.VaultRead)
+	id := f.policy(owner.Principal, "a", "a/*")
+	writer := func() int {
+		t.Helper()
+		is, err := format.Of(t.Context(), f.store)
+		must(t, err)
+		return is.Writer
+	}
+	alone := false
+	f.Access.Ready = func(context.Context) (bool, error) { return alone, nil }
+	if _, err := f.Access.Bind(t.Context(), owner.Principal, k.ID, []string{id}); fault.Of(err) != fault.Conflict || writer() >= format.Policies {
+		t.Errorf("beside an older replica: %v, format %d", err, writer())
+	}
+	alone = true
+	f.bind(owner.Principal, k.ID, id)
+	if writer() != format.Policies {
+		t.Errorf("after a binding the format is %d", writer())
+	}
+
+	f = newPeople(t)
+	owner = f.verified("ada@example.com")
+	if f.join(owner, "eve@example.com", authz.Limited); writer() != format.Policies {
+		t.Errorf("after a limited user joined the format is %d", writer())
+	}
 }
 
 // A binding counts from the next request on, for users, API keys and ServiceAccounts, and only for

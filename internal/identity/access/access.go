@@ -26,6 +26,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/identity/records"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/store/format"
 )
 
 // Policy is a policy of a tenant.
@@ -164,7 +165,12 @@ func (s *Store) Limit(tx store.Tx, tenant authz.TenantID, subject string, now ti
 	if err != nil || bound {
 		return err
 	}
-	return s.rows.Put(tx, bindingKey(tenant, subject), bindingRow{Policies: []string{}, BoundAt: now.UTC()})
+	return s.bind(tx, tenant, subject, bindingRow{Policies: []string{}, BoundAt: now.UTC()})
+}
+
+// bind writes a binding. The first one keeps releases away that know none.
+func (s *Store) bind(tx store.Tx, tenant authz.TenantID, subject string, row bindingRow) error {
+	return errors.Join(s.rows.Put(tx, bindingKey(tenant, subject), row), format.Raise(tx, format.Policies, format.Policies))
 }
 
 // Forget deletes the binding of a subject that is gone.

@@ -43,11 +43,14 @@ type Service struct {
 	rows     *records.Store
 	people   People
 	now      func() time.Time
+
+	// Ready reports whether all processes that use the database read [format.Policies]. Nil: they do.
+	Ready func(context.Context) (bool, error)
 }
 
 // NewService returns the service of the policies in s.
 func NewService(policies *Store, s store.Store, guard *guard.Guard, rows *records.Store, people People, now func() time.Time) *Service {
-	return &Service{policies, s, guard, rows, people, now}
+	return &Service{policies: policies, store: s, guard: guard, rows: rows, people: people, now: now}
 }
 
 var (
@@ -61,6 +64,7 @@ var (
 	errLimited   = fault.New(fault.Conflict, "a limited user always has policies: bind none, or give the user another role first")
 	errTooMany   = fault.New(fault.Invalid, "policies must be at most 8 ids of policies, each of them once")
 	errBindings  = fault.New(fault.Conflict, "the tenant has 5000 bindings: delete those that nobody needs")
+	errReplica   = fault.New(fault.Conflict, "a replica of an earlier release, which knows no policies, uses the database: bind them once it has ended")
 	errDenied    = fault.New(fault.Forbidden, "access denied")
 )
 
@@ -73,6 +77,7 @@ const (
 	reasonNoBinding       = "no_such_binding"
 	reasonOwner           = "owner"
 	reasonLimited         = "limited_role"
+	reasonReplica         = "replica_knows_no_policies"
 
 	// ReasonBeyond is the reason for refusing to give access to more paths than one has.
 	ReasonBeyond = "policy_beyond_own"
@@ -275,17 +280,24 @@ func (s *Service) Bind(ctx context.Context, p authz.Principal, subject string, p
 	if len(ids) > maxBound || len(slices.Compact(slices.Clone(ids))) != len(ids) {
 		return Binding{}, errTooMany
 	}
+	ready, err := s.ready(ctx)
+	if err != nil {
+		return Binding{}, fmt.Errorf("looking for replicas that know no policies: %w", err)
+	}
 	row := bindingRow{Policies: ids, BoundBy: p.ID, BoundAt: s.now().UTC()}
 	if len(ids) == 0 {
 		row.Policies = []string{}
 	}
 	e := audit.Event{Type: audit.PolicyBound, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.PolicyResource}}
-	err := s.rows.Commit(ctx, e, func(tx store.Tx, e *audit.Event) error {
+	err = s.rows.Commit(ctx, e, func(tx store.Tx, e *audit.Event) error {
 		is, err := s.subject(tx, p.Tenant, subject)
 		if err != nil {
 			return err
 		}
 		e.Resource = is.Resource
+		if !ready {
+			return records.Refuse(reasonReplica, errReplica)
+		}
 		if is.Role == authz.Owner {
 			return records.Refuse(reasonOwner, errOwner)
 		}
@@ -315,12 +327,20 @@ func (s *Service) Bind(ctx context.Context, p authz.Principal, subject string, p
 		if len(ids) > 0 {
 			e.Attributes[attributePolicies] = strings.Join(ids, " ")
 		}
-		return s.rows.Put(tx, bindingKey(p.Tenant, subject), row)
+		return s.policies.bind(tx, p.Tenant, subject, row)
 	})
 	if err != nil {
 		return Binding{}, fmt.Errorf("binding policies: %w", err)
 	}
 	return Binding{subject, row.Policies, row.BoundBy, row.BoundAt}, nil
+}
+
+// ready reports whether a binding would shut out no replica of an earlier release.
+func (s *Service) ready(ctx context.Context) (bool, error) {
+	if s.Ready == nil {
+		return true, nil
+	}
+	return s.Ready(ctx)
 }
 
 // Unbind takes a subject's policies away, so it may do on all paths what its scopes permit. Only

@@ -26,8 +26,8 @@ import (
 
 // Formats of this program.
 const (
-	Reads  = 4 // newest format that this program reads; it reads all older ones too
-	Writes = 4 // newest format that this program writes; at most Reads
+	Reads  = 5 // newest format that this program reads; it reads all older ones too
+	Writes = 5 // newest format that this program writes; at most Reads
 
 	// State is the format of a store whose rows are bound to the log: a program that does not bind
 	// what it writes must not write there, and one that does not know the rows of the state would
@@ -41,6 +41,10 @@ const (
 	// Bases is the format of a store in which the base of the archived entries has its lists in rows
 	// (package audit): a program that does not know them takes the base for damaged.
 	Bases = 4
+
+	// Policies is the format of a store with policies of paths that are bound to somebody: a program
+	// that does not know them would let everybody reach everything.
+	Policies = 5
 )
 
 // Row is the key of the row.
