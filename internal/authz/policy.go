@@ -188,6 +188,19 @@ func (g glob) matches(name string, plain bool) bool {
 	return more == g.deep
 }
 
+// matchesSegments is matches for the segments of a plain name.
+func (g glob) matchesSegments(name []string) bool {
+	if len(name) < len(g.segments) || g.deep == (len(name) == len(g.segments)) {
+		return false
+	}
+	for i, want := range g.segments {
+		if want != "*" && want != name[i] {
+			return false
+		}
+	}
+	return true
+}
+
 // fresh is a segment that no glob has: none has a control character.
 const fresh = "\x00"
 
@@ -202,7 +215,7 @@ func covered(g glob, by []glob) bool {
 	if g.isAll() {
 		return false // nothing else matches the names that are not plain
 	}
-	example := make([]string, len(g.segments))
+	example := make([]string, len(g.segments), len(g.segments)+maxSegments+2)
 	longest := len(g.segments)
 	for i, s := range g.segments {
 		if example[i] = s; s == "*" {
@@ -216,8 +229,7 @@ func covered(g glob, by []glob) bool {
 		example, longest = append(example, fresh), longest+1
 	}
 	for ; len(example) <= longest; example = append(example, fresh) {
-		name := strings.Join(example, "/")
-		if !slices.ContainsFunc(by, func(b glob) bool { return b.matches(name, true) }) {
+		if !slices.ContainsFunc(by, func(b glob) bool { return b.matchesSegments(example) }) {
 			return false
 		}
 	}

@@ -251,3 +251,36 @@ func BenchmarkAllows(b *testing.B) {
 		p.Allows(ReadPath, "another/prod/db")
 	}
 }
+
+// The largest bindings, none of whose rules is covered by a single one: each glob is compared with all
+// others at every length.
+func BenchmarkCovers(b *testing.B) {
+	const rules = 8 * MaxRules // of a binding
+	policies := func(path func(i int) string) Policy {
+		var all []Policy
+		for i := range rules {
+			policy, err := NewPolicy([]Rule{{path(i), Verbs()}})
+			if err != nil {
+				b.Fatal(err)
+			}
+			all = append(all, policy)
+		}
+		return Join(all...)
+	}
+	narrow := policies(func(i int) string { return fmt.Sprintf("a%d/**", i) })
+	wide := policies(func(i int) string {
+		switch n := rules - i; {
+		case n == 1:
+			return strings.Repeat("*/", maxSegments) + "**"
+		case n <= maxSegments:
+			return strings.Repeat("*/", n-1) + "*"
+		default:
+			return strings.Repeat("*/", i%maxSegments) + "z/**"
+		}
+	})
+	for b.Loop() {
+		if !(Access{wide}).Covers(narrow) {
+			b.Fatal("not covered")
+		}
+	}
+}

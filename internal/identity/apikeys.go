@@ -30,6 +30,7 @@ const (
 )
 
 var (
+	errMakers       = fault.New(fault.Conflict, "eight API keys that each made the next one limit this one already: make the new key as a user, or with a key that a user made")
 	errScopesBeyond = fault.New(fault.Forbidden, "nobody gives an API key more than they hold: ask for fewer scopes")
 	errAPIKey       = fault.New(fault.NotFound, "there is no such API key: list the API keys for those there are")
 	errAPIKeys      = fault.New(fault.Conflict, "the tenant has 1000 API keys: revoke those that nobody uses")
@@ -44,6 +45,7 @@ var (
 // Reasons in audit entries.
 const (
 	reasonScopes         = "scopes_beyond_own"
+	reasonMakers         = "too_many_makers"
 	reasonNoAPIKey       = "no_such_api_key"
 	reasonTooManyAPIKeys = "too_many_api_keys"
 	reasonOwnersChanged  = "owners_changed"
@@ -196,6 +198,10 @@ func (s *apiKeys) lapse(tx store.Tx, n apikey.Name) error {
 	return err
 }
 
+// maxMakers bounds the API keys besides its own maker whose policies limit a key, because each request
+// reads them all.
+const maxMakers = 8
+
 // bindToGrantor lets the user behind p answer for a new key, which expires no later than p.
 func (s *apiKeys) bindToGrantor(r store.Reader, p authz.Principal, row *apikey.Row) error {
 	by, err := s.grants.grantor(r, p, authz.CreateAPIKey)
@@ -206,7 +212,9 @@ func (s *apiKeys) bindToGrantor(r store.Reader, p authz.Principal, row *apikey.R
 		return records.Refuse(reasonScopes, errScopesBeyond)
 	}
 	row.User, row.ExpiresAt = by.user, by.bound(row.ExpiresAt)
-	row.Makers, err = s.grants.makers(r, by)
+	if row.Makers, err = s.grants.makers(r, by); err == nil && len(row.Makers) > maxMakers {
+		err = records.Refuse(reasonMakers, errMakers)
+	}
 	return err
 }
 

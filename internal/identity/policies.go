@@ -50,6 +50,10 @@ func (s *grants) subject(r store.Reader, tenant authz.TenantID, id string) (is a
 		return is, false, nil
 	}
 	row, found, err := s.apiKeys.Find(r, apikey.Name{Tenant: tenant, ID: id})
+	if err == nil && !found { // a revoked key whose policies limit the keys that it made
+		row.ID = id
+		found, err = s.policies.IsBound(r, tenant, id)
+	}
 	if err != nil || !found {
 		return is, false, err
 	}

@@ -81,6 +81,26 @@ func TestABindingKeepsReleasesWithoutPoliciesAway(t *testing.T) {
 	}
 }
 
+// Each request of a key reads what limits all who made it, so the line of makers has an end.
+func TestALineOfKeysHasAnEnd(t *testing.T) {
+	f := newPeople(t)
+	by := f.verified("ada@example.com").Principal
+	made := 0
+	for ; made < 20; made++ {
+		_, key, err := f.CreateAPIKey(t.Context(), by, APIKeyRequest{Name: "k", Scopes: []authz.Scope{authz.AccountAdmin}})
+		if err != nil {
+			if fault.Of(err) != fault.Conflict {
+				t.Error(err)
+			}
+			break
+		}
+		by = f.present(key)
+	}
+	if made != maxMakers+2 { // the makers, the last one's own maker, and the first key, which a user made
+		t.Errorf("%d keys, each made by the one before", made)
+	}
+}
+
 // A binding counts from the next request on, for users, API keys and ServiceAccounts, and only for
 // those that have one.
 func TestABindingCountsFromTheNextRequestOn(t *testing.T) {
@@ -285,6 +305,30 @@ func TestAKeyIsNoWiderThanTheKeyThatMadeIt(t *testing.T) {
 	}
 	if n := len(made.Limiters); n > 4 {
 		t.Error(n, made.Limiters)
+	}
+}
+
+// The policies of a revoked key limit the keys that it made, so they can be changed and taken away.
+func TestTheBindingOfARevokedKeyIsAdministered(t *testing.T) {
+	f := newPeople(t)
+	owner := f.verified("ada@example.com").Principal
+	first, _, maker := f.newKey(owner, 0, authz.VaultRead, authz.AccountAdmin)
+	f.bind(owner, first.ID, f.policy(owner, "a", "a"))
+	_, secretKey, _ := f.newKey(maker, 0, authz.VaultRead)
+	must(t, f.RevokeAPIKey(t.Context(), owner, first.ID))
+	is := func(want string) {
+		t.Helper()
+		if got := reads(f.present(secretKey), "a", "b"); got != want {
+			t.Errorf("a key whose maker is revoked reads %q, want %q", got, want)
+		}
+	}
+	is("a")
+	f.bind(owner, first.ID, f.policy(owner, "b", "b"))
+	is("b")
+	must(t, f.Access.Unbind(t.Context(), owner, first.ID))
+	is("a b")
+	if err := f.Access.Unbind(t.Context(), owner, first.ID); fault.Of(err) != fault.NotFound {
+		t.Error(err)
 	}
 }
 
