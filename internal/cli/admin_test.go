@@ -50,6 +50,34 @@ latticekeep user invite ada@example.org --role auditor --api-key-file key
 stdout 'inv_\w+ sent'
 latticekeep user list --api-key-file key
 stdout 'inv_\w+ +auditor +invited +ada@example.org'
+latticekeep access put shop --allow 'shop/**=list,read' --api-key-file key
+stdout '^pol_\w+ shop shop/\*\*=list,read$'
+latticekeep access put shop --allow 'shop/prod/**=list,read' --allow 'shop/a=b=write' --api-key-file key
+stdout 'shop/prod/\*\*=list,read shop/a=b=write'
+! latticekeep access put shop --allow 'shop/**' --api-key-file key
+stderr '--allow is "shop/\*\*": write GLOB=VERB'
+! latticekeep access put shop --allow 'shop/**=own' --api-key-file key
+stderr 'its verbs are of list, read, write and delete'
+latticekeep access bind system:serviceaccount:shop:app shop --api-key-file key
+stdout 'system:serviceaccount:shop:app has 1 of the policies'
+latticekeep access list --api-key-file key
+stdout '(?s)POLICY +ID +ALLOWS\nshop +pol_\w+ .*SUBJECT +SINCE +POLICIES\nsystem:serviceaccount:shop:app +\S+ +shop'
+latticekeep access check shop/prod/db read --subject system:serviceaccount:shop:app --api-key-file key
+stdout '^yes$'
+! latticekeep access check shop/prod/db write --subject system:serviceaccount:shop:app --api-key-file key
+stderr 'no: outside_policy'
+! latticekeep access delete shop --api-key-file key
+stderr 'the policy is bound'
+latticekeep access unbind system:serviceaccount:shop:app --api-key-file key
+stdout 'has all paths'
+latticekeep access delete shop --api-key-file key
+stdout '^pol_\w+ deleted$'
+! latticekeep access bind bob@example.org shop --api-key-file key
+stderr 'no member has the address bob@example.org'
+! latticekeep access bind key_aaaaaaaaaaaaaaaaaaaaaaaaaa none --api-key-file key
+stderr 'there is no policy none'
+latticekeep access check any/path read --api-key-file key
+stdout '^yes$'
 ! latticekeep tenant list --api-key-file key
 stderr 403
 ! latticekeep apikey revoke key_aaaaaaaaaaaaaaaaaaaaaaaaaa --api-key-file key
