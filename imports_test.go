@@ -89,8 +89,9 @@ var ours = map[string]string{
 	"api/v1alpha1":   "api/v1beta1",
 	"config/crd":     "",
 
-	"internal/vault":                "internal/vault/bounds internal/vault/idempotency internal/vault/listing internal/vault/nameindex internal/vault/mac internal/vault/record internal/keyring internal/audit internal/audit/chain internal/audit/guard internal/audit/verify internal/authz internal/state internal/store internal/frame internal/fault internal/secret",
+	"internal/vault":                "internal/vault/bounds internal/vault/history internal/vault/idempotency internal/vault/listing internal/vault/nameindex internal/vault/mac internal/vault/record internal/keyring internal/audit internal/audit/chain internal/audit/guard internal/audit/verify internal/authz internal/state internal/store internal/frame internal/fault internal/secret",
 	"internal/vault/bounds":         "internal/fault internal/secret",
+	"internal/vault/history":        "internal/vault/mac internal/vault/nameindex internal/vault/record internal/audit internal/authz internal/store",
 	"internal/vault/nameindex":      "internal/vault/mac internal/vault/record internal/authz internal/store",
 	"internal/vault/listing":        "internal/vault/mac internal/vault/record internal/authz internal/fault",
 	"internal/vault/idempotency":    "internal/vault/mac internal/vault/record internal/authz internal/store internal/frame internal/fault internal/secret",

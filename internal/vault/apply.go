@@ -20,6 +20,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/bounds"
+	"github.com/latticekeep/latticekeep/internal/vault/history"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
@@ -211,7 +212,7 @@ func (v *Vault) sealOwned(ctx context.Context, keys *keyring.Keys, next ownedVer
 	if old != nil {
 		created, change = old.CreatedAt, audit.CredentialReencrypted
 		if row.Previous = before.row.Previous; changed {
-			change, row.Previous = audit.CredentialRotated, previousOf(old, d.Overlap, now)
+			change, row.Previous = audit.CredentialRotated, history.Overlap(old, d.Overlap, now)
 		}
 	}
 	r := newRecord(p.Tenant, row.Credential, row.Version, created, now, d.request())
@@ -335,7 +336,7 @@ func (v *Vault) findOwned(ctx context.Context, tenant authz.TenantID, uid string
 		if o.Audit, err = chain.Current(rd, tenant, row.Credential); err != nil {
 			return err
 		}
-		o.Previous, err = readablePrevious(rd, tenant, row, now)
+		o.Previous, err = row.Previous.Find(rd, tenant, row.Credential, now)
 		return err
 	})
 	if err != nil {
@@ -425,7 +426,7 @@ func (v *Vault) commitOwned(ctx context.Context, c ownedChange) (*Owned, error) 
 			}
 		}
 		if keeps {
-			if err := putPrevious(tx, p.Tenant, uid, row, replaced); err != nil {
+			if err := row.Previous.Put(tx, p.Tenant, uid, row.Credential, replaced); err != nil {
 				return err
 			}
 		}
@@ -442,8 +443,8 @@ func (v *Vault) commitOwned(ctx context.Context, c ownedChange) (*Owned, error) 
 	}
 	now := v.now()
 	o := row.owned(credentialOf(r, now, true))
-	if o.Audit = *receipt; row.Previous.readable(now) {
-		o.Previous = &PreviousVersion{row.Previous.Version, row.Previous.Until}
+	if o.Audit = *receipt; row.Previous.Readable(now) {
+		o.Previous = &PreviousVersion{Version: row.Previous.Version, Until: row.Previous.Until}
 	}
 	return o, nil
 }

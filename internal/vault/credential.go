@@ -54,16 +54,6 @@ type Unsealed struct {
 	Values map[string]secret.Bytes
 }
 
-// Version is the metadata of one version of a credential. Only two versions can have values: the
-// current one and, until it ends, the previous version of an object's credential.
-type Version struct {
-	Number    uint64
-	Change    string // event that created it: sealed, rotated or reencrypted
-	Current   bool
-	SealedAt  time.Time
-	ExpiresAt time.Time // as sealed, even if a later version ended it earlier
-}
-
 // SealRequest asks for a new credential.
 type SealRequest struct {
 	Name    string

@@ -15,6 +15,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/history"
 	"github.com/latticekeep/latticekeep/internal/vault/listing"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
@@ -162,18 +163,18 @@ func (v *Vault) Metadata(ctx context.Context, p authz.Principal, id string) (Cre
 	return credentialOf(l.record, v.now(), l.owned), nil
 }
 
-// Versions returns the history of a credential, newest version first and at most [MaxVersions]. It
+// Versions returns the history of a credential, newest version first and at most [history.MaxVersions]. It
 // records the read before it returns, and opens nothing. Errors: fault.Forbidden for a credential
 // that does not exist for p, fault.Unavailable.
-func (v *Vault) Versions(ctx context.Context, p authz.Principal, id string) ([]Version, error) {
+func (v *Vault) Versions(ctx context.Context, p authz.Principal, id string) ([]history.Version, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	if _, err := v.ready(ctx, p, authz.ListVersions); err != nil {
 		return nil, err
 	}
-	var list []Version
+	var list []history.Version
 	l, err := v.look(ctx, p, authz.ListVersions, id, func(rd store.Reader, l *lookup, id string) (err error) {
-		list, err = v.records.history(rd, p.Tenant, id, l.record)
+		list, err = v.records.history.List(rd, p.Tenant, id, l.record)
 		if isDamaged(err) {
 			l.failed, err = true, nil
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/mac"
 	"github.com/latticekeep/latticekeep/internal/vault/nameindex"
 )
 
@@ -86,7 +87,7 @@ func TestANameOfAnObjectIsNotShadowed(t *testing.T) {
 	prefix := string(nameindex.Prefix(f.a.Tenant, f.vault.records.names.Hash(f.a.Tenant, "db")))
 	f.commit(func(tx store.Tx) error {
 		keys, _ := f.rows(prefix)
-		return errors.Join(tx.Delete(keys[len(keys)-1]), deleteAll(tx, []byte(prefix)))
+		return errors.Join(tx.Delete(keys[len(keys)-1]), mac.DeleteAll(tx, []byte(prefix)))
 	})
 	must(t, f.vault.Delete(t.Context(), f.a, shadow.ID))
 	shadow = seal()

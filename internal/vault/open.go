@@ -16,6 +16,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/bounds"
+	"github.com/latticekeep/latticekeep/internal/vault/history"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
@@ -108,7 +109,7 @@ func byID(a authz.Action, id string) finder {
 func byVersion(tenant authz.TenantID, id string, version uint64) finder {
 	which := byID(authz.UnsealCredential, id)
 	which.version = func(rd store.Reader, l *lookup, id string, by ownership) error {
-		key := previousKey(tenant, id, version)
+		key := history.PreviousKey(tenant, id, version)
 		stored, err := rd.Get(key)
 		if err != nil {
 			return err
@@ -123,7 +124,7 @@ func byVersion(tenant authz.TenantID, id string, version uint64) finder {
 			l.failed = true
 		case row == nil || stored == nil || row.Version != current.Version || row.Previous == nil || row.Previous.Version != version:
 		default:
-			if l.record, err = previousAt(key, stored); err != nil {
+			if l.record, err = history.PreviousAt(key, stored); err != nil {
 				l.failed = true
 			}
 			l.until, l.digest = row.Previous.Until, row.Previous.Digest

@@ -12,6 +12,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/history"
 	"github.com/latticekeep/latticekeep/internal/vault/mac"
 	"github.com/latticekeep/latticekeep/internal/vault/nameindex"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
@@ -42,17 +43,8 @@ type ownerRow struct {
 	SealingKey      string               `json:"sealing_key,omitempty"`
 	Trigger         string               `json:"trigger"`
 	Object          Object               `json:"object"`
-	Previous        *previousRow         `json:"former,omitempty"`
+	Previous        *history.Previous    `json:"former,omitempty"`
 }
-
-// previousRow is the part of an owner's row about the previous version.
-type previousRow struct {
-	Version uint64    `json:"version"`
-	Until   time.Time `json:"until"`
-	Digest  string    `json:"digest"` // digest of the record
-}
-
-func (p *previousRow) readable(now time.Time) bool { return p != nil && now.Before(p.Until) }
 
 func (row *ownerRow) version() uint64 {
 	if row == nil {

@@ -10,6 +10,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/history"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
@@ -41,14 +42,14 @@ func TestNoPreviousVersionIsReadFromRowsThatWereMoved(t *testing.T) {
 		}},
 		"the current record in its place": {reason: reasonIntegrity, change: func(f *fixture, o *Owned) error {
 			_, records := f.rows("credential/")
-			f.tamper(func(tx store.Tx) error { return tx.Put(previousKey(f.a.Tenant, o.ID, 1), records[0]) })
+			f.tamper(func(tx store.Tx) error { return tx.Put(history.PreviousKey(f.a.Tenant, o.ID, 1), records[0]) })
 			return nil
 		}},
 		"the current record under its number": {reason: reasonIntegrity, change: func(f *fixture, o *Owned) error {
 			_, records := f.rows("credential/")
 			r, err := record.Decode(records[0])
 			r.Version = 1
-			f.tamper(func(tx store.Tx) error { return tx.Put(previousKey(f.a.Tenant, o.ID, 1), r.Encode()) })
+			f.tamper(func(tx store.Tx) error { return tx.Put(history.PreviousKey(f.a.Tenant, o.ID, 1), r.Encode()) })
 			return err
 		}},
 		"that of another credential": {reason: reasonIntegrity, change: func(f *fixture, o *Owned) error {
@@ -56,8 +57,8 @@ func TestNoPreviousVersionIsReadFromRowsThatWereMoved(t *testing.T) {
 			other.ID = "other"
 			f.generate(other, 0, 0, map[string]string{"p": "x"})
 			id := f.generate(other, 1, time.Hour, map[string]string{"p": "y"}).ID
-			_, records := f.rows(string(previousPrefix(f.a.Tenant, id)))
-			f.tamper(func(tx store.Tx) error { return tx.Put(previousKey(f.a.Tenant, o.ID, 1), records[0]) })
+			_, records := f.rows(string(history.PreviousPrefix(f.a.Tenant, id)))
+			f.tamper(func(tx store.Tx) error { return tx.Put(history.PreviousKey(f.a.Tenant, o.ID, 1), records[0]) })
 			return nil
 		}},
 		"a first version of another time": {reason: reasonIntegrity, change: func(f *fixture, o *Owned) error {
@@ -71,7 +72,7 @@ func TestNoPreviousVersionIsReadFromRowsThatWereMoved(t *testing.T) {
 				return err
 			}
 			err = r.Seal(keys, secrets(map[string]string{"p": "forged"})) // well-formed and signed
-			f.tamper(func(tx store.Tx) error { return tx.Put(previousKey(f.a.Tenant, o.ID, 1), r.Encode()) })
+			f.tamper(func(tx store.Tx) error { return tx.Put(history.PreviousKey(f.a.Tenant, o.ID, 1), r.Encode()) })
 			return err
 		}},
 		"a flipped byte": {reason: reasonIntegrity, change: func(f *fixture, _ *Owned) error {
@@ -87,11 +88,11 @@ func TestNoPreviousVersionIsReadFromRowsThatWereMoved(t *testing.T) {
 			return nil
 		}},
 		"junk": {reason: reasonIntegrity, change: func(f *fixture, o *Owned) error {
-			f.tamper(func(tx store.Tx) error { return tx.Put(previousKey(f.a.Tenant, o.ID, 1), []byte("junk")) })
+			f.tamper(func(tx store.Tx) error { return tx.Put(history.PreviousKey(f.a.Tenant, o.ID, 1), []byte("junk")) })
 			return nil
 		}},
 		"dropped": {reason: reasonMissing, known: true, change: func(f *fixture, o *Owned) error {
-			f.tamper(func(tx store.Tx) error { return tx.Delete(previousKey(f.a.Tenant, o.ID, 1)) })
+			f.tamper(func(tx store.Tx) error { return tx.Delete(history.PreviousKey(f.a.Tenant, o.ID, 1)) })
 			return nil
 		}},
 		"a later end": {reason: reasonIntegrity, known: true, change: func(f *fixture, _ *Owned) error {
@@ -158,7 +159,7 @@ func TestNoOtherVersionIsReadBesideThePreviousOne(t *testing.T) {
 		r, err := record.Decode(records[0])
 		must(t, err)
 		r.Version = 7
-		f.tamper(func(tx store.Tx) error { return tx.Put(previousKey(f.a.Tenant, o.ID, 7), r.Encode()) })
+		f.tamper(func(tx store.Tx) error { return tx.Put(history.PreviousKey(f.a.Tenant, o.ID, 7), r.Encode()) })
 		if f.reads(o.ID, 7) != "" || f.reads(o.ID, 1) != "old" {
 			t.Fatal("another version is readable")
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/history"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
@@ -59,7 +60,7 @@ func TestAPreviousVersionIsReadableUntilItsEnd(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	o := f.rotated()
 	until := f.now().Add(time.Hour)
-	if o.Previous == nil || *o.Previous != (PreviousVersion{1, until}) {
+	if o.Previous == nil || *o.Previous != (PreviousVersion{Version: 1, Until: until}) {
 		t.Fatalf("%+v", o.Previous)
 	}
 	if e := f.last(f.a); e.EventType != audit.CredentialRotated || e.Attributes[audit.AttributeOverlapUntil] != "2026-11-21T13:00:00Z" {
@@ -157,7 +158,7 @@ func TestNewKeysLeaveAPreviousVersionAlone(t *testing.T) {
 	})
 	must(t, err)
 	for _, o := range []*Owned{again, same} {
-		if o.Previous == nil || *o.Previous != (PreviousVersion{1, f.now().Add(time.Hour)}) {
+		if o.Previous == nil || *o.Previous != (PreviousVersion{Version: 1, Until: f.now().Add(time.Hour)}) {
 			t.Fatalf("%+v", o.Previous)
 		}
 	}
@@ -372,9 +373,9 @@ func TestTheIndexOfEndsIsOnlyAnIndex(t *testing.T) {
 	early := f.now().Add(-time.Hour)
 	f.tamper(func(tx store.Tx) error {
 		return errors.Join(
-			tx.Put(endKey(early, f.a.Tenant, uid), nil),
-			tx.Put(endKey(early, f.a.Tenant, "nobody"), nil),
-			tx.Put(endKey(early, "", ""), nil),
+			tx.Put(history.EndKey(early, f.a.Tenant, uid), nil),
+			tx.Put(history.EndKey(early, f.a.Tenant, "nobody"), nil),
+			tx.Put(history.EndKey(early, "", ""), nil),
 			tx.Put([]byte("former-end/\x00"), nil),
 			tx.Put([]byte("former-end/"), nil),
 		)
@@ -403,7 +404,7 @@ func TestADamagedRowOfAnObjectDoesNotHoldUpTheSweep(t *testing.T) {
 func TestAPreviousVersionWithChangedRowsEndsOnceTheyAreMended(t *testing.T) {
 	owned := func(f *fixture, _ *Owned) []byte { return ownedKey(f.a.Tenant, uid) }
 	previous := func(version uint64) func(*fixture, *Owned) []byte {
-		return func(f *fixture, o *Owned) []byte { return previousKey(f.a.Tenant, o.ID, version) }
+		return func(f *fixture, o *Owned) []byte { return history.PreviousKey(f.a.Tenant, o.ID, version) }
 	}
 	for name, c := range map[string]struct {
 		key   func(f *fixture, o *Owned) []byte

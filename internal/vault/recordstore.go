@@ -1,7 +1,6 @@
 package vault
 
 import (
-	"encoding/binary"
 	"errors"
 	"time"
 
@@ -10,88 +9,21 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/history"
 	"github.com/latticekeep/latticekeep/internal/vault/idempotency"
 	"github.com/latticekeep/latticekeep/internal/vault/mac"
 	"github.com/latticekeep/latticekeep/internal/vault/nameindex"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
-// MaxVersions bounds how many versions of a credential the history keeps.
-const MaxVersions = 100
-
 var errMoved = fault.New(fault.Conflict, "the credential changed meanwhile: retry")
 
 // recordStore changes records together with their rows in the name index and in the history.
 type recordStore struct {
 	mac.Rows
-	names  nameindex.Index
-	owners ownerRows
-}
-
-// versionNames maps each event to the change that [Version] names.
-var versionNames = map[audit.EventType]string{
-	audit.CredentialSealed:      "sealed",
-	audit.CredentialRotated:     "rotated",
-	audit.CredentialReencrypted: "reencrypted",
-}
-
-// versionRow is one line of a credential's history, stored under its version. It outlives the
-// version. It also says where the version is in the name index, so a credential with a damaged
-// record can be removed from the index.
-type versionRow struct {
-	Change    string    `json:"change"`
-	CreatedAt time.Time `json:"created_at"` // time of the first version
-	SealedAt  time.Time `json:"sealed_at"`
-	ExpiresAt time.Time `json:"expires_at"`
-	Name      string    `json:"name"`             // keyed hash, as in the index
-	Object    *Object   `json:"object,omitempty"` // the owner at that time
-}
-
-func historyPrefix(tenant authz.TenantID, id string) []byte {
-	return []byte("credential-version/" + string(tenant) + "/" + id + "/")
-}
-
-func versionKey(tenant authz.TenantID, id string, version uint64) []byte {
-	return binary.BigEndian.AppendUint64(historyPrefix(tenant, id), version)
-}
-
-func (s recordStore) decodeVersion(key, stored []byte) (uint64, *versionRow, error) {
-	row, err := mac.Decode[versionRow](s.Rows, key, stored)
-	if err != nil {
-		return 0, nil, err
-	}
-	if len(key) < 8 {
-		return 0, nil, record.ErrDamaged
-	}
-	return binary.BigEndian.Uint64(key[len(key)-8:]), row, nil
-}
-
-// history reads the versions of a credential, newest first. current is the credential's record, or
-// nil. It returns record.ErrDamaged when current has no line in the history.
-func (s recordStore) history(rd store.Reader, tenant authz.TenantID, id string, current *record.Record) ([]Version, error) {
-	list := []Version{}
-	rng := store.Prefix(historyPrefix(tenant, id))
-	rng.Reverse = true
-	var bad error
-	err := rd.Scan(rng, func(key, value []byte) bool {
-		number, row, err := s.decodeVersion(key, value)
-		if err != nil {
-			bad = err
-			return false
-		}
-		list = append(list, Version{
-			Number: number, Change: row.Change, Current: current != nil && number == current.Version,
-			SealedAt: row.SealedAt, ExpiresAt: row.ExpiresAt,
-		})
-		return true
-	})
-	if err := errors.Join(err, bad); err != nil {
-		return nil, err
-	}
-	if current != nil && (len(list) == 0 || !list[0].Current) {
-		return nil, record.ErrDamaged
-	}
-	return list, nil
+	names   nameindex.Index
+	history history.Rows
+	owners  ownerRows
 }
 
 // newRows returns all rows of a new credential. The caller makes them before the transaction,
@@ -108,7 +40,7 @@ func (s recordStore) put(tx store.Tx, r *record.Record, change audit.EventType, 
 	if err := s.unindex(tx, r.Tenant, r.ID); err != nil {
 		return err
 	}
-	if err := deleteAll(tx, record.Prefix(r.Tenant, r.ID)); err != nil {
+	if err := mac.DeleteAll(tx, record.Prefix(r.Tenant, r.ID)); err != nil {
 		return err
 	}
 	return errors.Join(
@@ -137,9 +69,9 @@ func (s recordStore) replace(tx store.Tx, old, next *record.Record, change audit
 func (s recordStore) remove(tx store.Tx, tenant authz.TenantID, id string) error {
 	return errors.Join(
 		s.unindex(tx, tenant, id),
-		deleteAll(tx, historyPrefix(tenant, id)),
-		deleteAll(tx, record.Prefix(tenant, id)),
-		deleteAll(tx, previousPrefix(tenant, id)), // the object's row may still name one, without effect
+		mac.DeleteAll(tx, history.Prefix(tenant, id)),
+		mac.DeleteAll(tx, record.Prefix(tenant, id)),
+		mac.DeleteAll(tx, history.PreviousPrefix(tenant, id)), // the object's row may still name one, without effect
 		tx.Delete(idempotency.RequestKey(tenant, id)),
 		tx.Delete(releasedKey(tenant, id)),
 	)
@@ -166,19 +98,16 @@ func (s recordStore) index(tx store.Tx, r *record.Record, change audit.EventType
 	if err != nil {
 		return err
 	}
-	if err := mac.PutAll(tx, rows); err != nil || r.Version <= MaxVersions {
+	if err := mac.PutAll(tx, rows); err != nil {
 		return err
 	}
-	return tx.Delete(versionKey(r.Tenant, r.ID, r.Version-MaxVersions))
+	return s.history.Trim(tx, r)
 }
 
 // indexRows returns the line in the history and the rows in the name index of r.
 func (s recordStore) indexRows(r *record.Record, change audit.EventType, o *Object) ([]mac.Row, error) {
 	hash := s.names.Hash(r.Tenant, r.Name)
-	line, err := mac.Encode(s.Rows, versionKey(r.Tenant, r.ID, r.Version), versionRow{
-		Change: versionNames[change], CreatedAt: r.CreatedAt, SealedAt: r.SealedAt, ExpiresAt: r.ExpiresAt,
-		Name: hash, Object: o,
-	})
+	line, err := s.history.Encode(r, change, hash, o)
 	return append([]mac.Row{line}, s.names.Encode(r, hash, o)...), err
 }
 
@@ -190,13 +119,7 @@ func (s recordStore) unindex(tx store.Tx, tenant authz.TenantID, id string) erro
 	if err != nil && !errors.Is(err, fault.Internal) {
 		return err
 	}
-	rng := store.Prefix(historyPrefix(tenant, id))
-	rng.Reverse = true
-	var row *versionRow
-	err = tx.Scan(rng, func(key, value []byte) bool {
-		_, row, _ = s.decodeVersion(key, value)
-		return row == nil
-	})
+	row, err := s.history.Newest(tx, tenant, id)
 	if err != nil {
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/mac"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
@@ -81,7 +82,7 @@ func TestValuesAreComparedWhateverTheyWereSealedWith(t *testing.T) {
 	}
 	// Sealing the same values again after a loss keeps the time of their change.
 	changed := o.ValuesChangedAt
-	f.commit(func(tx store.Tx) error { return deleteAll(tx, record.TenantPrefix(f.a.Tenant)) })
+	f.commit(func(tx store.Tx) error { return mac.DeleteAll(tx, record.TenantPrefix(f.a.Tenant)) })
 	if o, what := apply(values); what != audit.CredentialSealed || !o.ValuesChangedAt.Equal(changed) {
 		t.Fatal(what, o.ValuesChangedAt, changed)
 	}

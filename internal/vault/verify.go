@@ -13,6 +13,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/history"
 	"github.com/latticekeep/latticekeep/internal/vault/nameindex"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
@@ -85,10 +86,10 @@ func CompareRows(ctx context.Context, s store.Store, report verify.Report, found
 	if err != nil {
 		return fmt.Errorf("reading credentials: %w", err)
 	}
-	err = audit.ScanAll(ctx, s, store.Prefix([]byte("former/")), func(key, value []byte) error {
+	err = audit.ScanAll(ctx, s, store.Prefix([]byte(history.PreviousFamily)), func(key, value []byte) error {
 		id := parseCredentialKey(key)
 		state := report.Credentials[id]
-		r, err := previousAt(key, value)
+		r, err := history.PreviousAt(key, value)
 		if err != nil || state.Previous != (audit.PreviousVersion{Version: strconv.FormatUint(r.Version, 10), Digest: r.Digest()}) {
 			fault(key, cmp.Or(state.Sequence, report.Sequence),
 				"the previous version of credential %q of tenant %q is not one that the log says is kept", id.Credential, id.Tenant)
@@ -129,10 +130,10 @@ func (expected expectedNames) verify(ctx context.Context, s store.Store, fault f
 		}
 		return nil
 	})
-	history := audit.ScanAll(ctx, s, store.Prefix([]byte("credential-version/")), func(key, value []byte) error {
+	lines := audit.ScanAll(ctx, s, store.Prefix([]byte(history.Family)), func(key, value []byte) error {
 		n := expected[parseCredentialKey(key)]
-		var row versionRow
-		if n != nil && string(versionKey(n.Tenant, n.ID, n.Version)) == string(key) && len(value) > rowMAC && json.Unmarshal(value[rowMAC:], &row) == nil {
+		var row history.Line
+		if n != nil && string(history.Key(n.Tenant, n.ID, n.Version)) == string(key) && len(value) > rowMAC && json.Unmarshal(value[rowMAC:], &row) == nil {
 			n.hash = row.Name
 		}
 		return nil
@@ -156,7 +157,7 @@ func (expected expectedNames) verify(ctx context.Context, s store.Store, fault f
 		}
 		return nil
 	})
-	if err := errors.Join(owned, history, index); err != nil {
+	if err := errors.Join(owned, lines, index); err != nil {
 		return fmt.Errorf("reading the index of names: %w", err)
 	}
 	for id, n := range expected {

@@ -15,6 +15,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/bounds"
+	"github.com/latticekeep/latticekeep/internal/vault/history"
 	"github.com/latticekeep/latticekeep/internal/vault/nameindex"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
@@ -26,7 +27,7 @@ func (f *fixture) replace(id string, ttl int, values map[string]string) Credenti
 	return c
 }
 
-func (f *fixture) versions(id string) []Version {
+func (f *fixture) versions(id string) []history.Version {
 	f.t.Helper()
 	list, err := f.vault.Versions(f.t.Context(), f.a, id)
 	must(f.t, err)
@@ -105,10 +106,10 @@ func TestVersionsTellHowACredentialCameToBe(t *testing.T) {
 	must(t, err)
 	f.advance(day)
 	f.replace(c.ID, 7, login)
-	want := []Version{
-		{3, "rotated", true, sealed.Add(2 * day), sealed.Add(9 * day)},
-		{2, "reencrypted", false, sealed.Add(day), sealed.Add(31 * day)},
-		{1, "sealed", false, sealed, sealed.Add(30 * day)},
+	want := []history.Version{
+		{Number: 3, Change: "rotated", Current: true, SealedAt: sealed.Add(2 * day), ExpiresAt: sealed.Add(9 * day)},
+		{Number: 2, Change: "reencrypted", Current: false, SealedAt: sealed.Add(day), ExpiresAt: sealed.Add(31 * day)},
+		{Number: 1, Change: "sealed", Current: false, SealedAt: sealed, ExpiresAt: sealed.Add(30 * day)},
 	}
 	if got := f.versions(c.ID); !slices.Equal(got, want) {
 		t.Fatalf("%+v", got)
@@ -149,12 +150,12 @@ func TestTheVersionsOfAnObjectsCredentialAreKept(t *testing.T) {
 func TestOnlySoManyVersionsAreRemembered(t *testing.T) {
 	f := newFixture(t, time.Hour)
 	c := f.seal(f.a, login)
-	for range MaxVersions + 5 {
+	for range history.MaxVersions + 5 {
 		_, err := f.vault.Rotate(t.Context(), f.a, c.ID)
 		must(t, err)
 	}
 	list := f.versions(c.ID)
-	if len(list) != MaxVersions || list[0].Number != MaxVersions+6 || !list[0].Current || list[len(list)-1].Number != 7 {
+	if len(list) != history.MaxVersions || list[0].Number != history.MaxVersions+6 || !list[0].Current || list[len(list)-1].Number != 7 {
 		t.Fatal(len(list), list[0], list[len(list)-1])
 	}
 }
@@ -385,9 +386,9 @@ func TestTheVerificationComparesTheIndexOfNames(t *testing.T) {
 	}
 	keys, values := f.rows("owner/")
 	owner[string(keys[0])] = values[0]
-	history := make(rows)
-	keys, values = f.rows(string(historyPrefix(f.a.Tenant, second.ID)))
-	history[string(keys[1])] = values[1]
+	lines := make(rows)
+	keys, values = f.rows(string(history.Prefix(f.a.Tenant, second.ID)))
+	lines[string(keys[1])] = values[1]
 	if len(newer) != 1 || len(ofDeleted) != 1 || len(replaced) != 1 || len(ofObject) != 2 || len(ofReleased) != 2 || len(released) != 1 {
 		t.Fatal(newer, ofDeleted, replaced, ofObject, ofReleased, released)
 	}
@@ -406,7 +407,7 @@ func TestTheVerificationComparesTheIndexOfNames(t *testing.T) {
 		"an object's credential has no object":    {owner, nil, "under another name"},
 		"a released credential is an object's":    {released, ofReleased, "under another name"},
 		"a released credential is also an object": {nil, ofReleased, "under another name"},
-		"a version without a line in the history": {history, nil, "no line in its history"},
+		"a version without a line in the history": {lines, nil, "no line in its history"},
 	} {
 		put(c.remove, c.add)
 		_, err := VerifyStore(t.Context(), f.store.Store, verify.Options{})

@@ -4,10 +4,12 @@
 package mac
 
 import (
+	"bytes"
 	"crypto/hmac"
 	"crypto/sha512"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 
 	"github.com/latticekeep/latticekeep/internal/frame"
 	"github.com/latticekeep/latticekeep/internal/keyring"
@@ -45,6 +47,22 @@ func PutAll(tx store.Tx, rows []Row) error {
 		}
 	}
 	return nil
+}
+
+// DeleteAll deletes all rows under a prefix.
+func DeleteAll(tx store.Tx, prefix []byte) error {
+	var keys [][]byte
+	err := tx.Scan(store.Prefix(prefix), func(key, _ []byte) bool {
+		keys = append(keys, bytes.Clone(key))
+		return true
+	})
+	if err != nil {
+		return err
+	}
+	for _, key := range keys {
+		err = errors.Join(err, tx.Delete(key))
+	}
+	return err
 }
 
 // Seal returns the row of a key with its content under a MAC.
