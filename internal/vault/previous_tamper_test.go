@@ -151,6 +151,27 @@ func TestNoPreviousVersionIsReadFromRowsThatWereMoved(t *testing.T) {
 	}
 }
 
+// Only the record that the object's row names is shown as the previous version, however well signed
+// another one is.
+func TestAnotherRecordIsNotShownAsThePreviousVersion(t *testing.T) {
+	inBothStores(t, func(t *testing.T, f *fixture) {
+		o := f.rotated()
+		keys, records := f.rows("former/")
+		r, err := record.Decode(records[0])
+		must(t, err)
+		current, err := f.vault.currentKeys(t.Context(), f.a.Tenant)
+		must(t, err)
+		must(t, r.Seal(current, secrets(map[string]string{"p": "forged"})))
+		if o, err := f.vault.Owned(t.Context(), f.operator(), uid); err != nil || o.Previous == nil {
+			t.Fatal(o, err)
+		}
+		f.tamper(func(tx store.Tx) error { return tx.Put(keys[0], r.Encode()) })
+		if got, err := f.vault.Owned(t.Context(), f.operator(), uid); err == nil && (got.ID != o.ID || got.Previous != nil) {
+			t.Fatalf("%+v", got.Previous)
+		}
+	})
+}
+
 // Only the version that the object's row names is read.
 func TestNoOtherVersionIsReadBesideThePreviousOne(t *testing.T) {
 	inBothStores(t, func(t *testing.T, f *fixture) {
