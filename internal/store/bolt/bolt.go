@@ -135,6 +135,10 @@ func Open(path string, o Options) (*Store, error) {
 	}
 	s.compactor = newCompactor(s, o.upkeep)
 	if !o.ReadOnly {
+		if err := f.view(s.followers.takeUp); err != nil {
+			_ = f.close()
+			return nil, fmt.Errorf("opening database: %w", err)
+		}
 		s.writer.proved.Store(o.Now().UnixNano()) // the file has just been written
 		// An earlier process may not have wiped what it freed, and its failed commits may have left
 		// bytes in the tail of the file.

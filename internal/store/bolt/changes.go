@@ -92,9 +92,10 @@ func (c *changedKeys) take() (keys []string, lost bool) {
 //     the file.
 //   - The journal has the same commits in memory, with their values, within a bound.
 //
-// A record is made from the journal while that has the commit, and from the list otherwise: after
-// the process was killed, or when shipping took too long. The list gives one record of several
-// commits, with present values. Rows of the list that were shipped go with a later commit.
+// A record is made from the journal while that has the commit, and from the list when shipping took
+// too long. The list gives one record of several commits, with present values. What an earlier process
+// did not ship is taken from the list into the journal when the file is opened, with the values of
+// then. Rows of the list that were shipped go with a later commit.
 //
 // The list belongs to the file, so it is kept by every process that writes to the file, whether it
 // ships or not. The log ends when the list grows beyond its bound, or when a release that knows

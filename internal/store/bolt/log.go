@@ -80,10 +80,8 @@ func (s *Store) CommitID(ctx context.Context, log LogID, number uint64) (id [16]
 // at is the At of the last record that the caller has. There are none when nothing follows. Error:
 // ErrNoLog, fault.Unavailable.
 func (s *Store) CommitsAfter(ctx context.Context, log LogID, number, at uint64, most int) ([]Commit, error) {
-	if at <= number {
-		if found := s.followers.journal.after(log, number, most); len(found) > 0 {
-			return found, nil
-		}
+	if found := s.followers.journal.after(log, number, most); len(found) > 0 && found[0].At >= at {
+		return found, nil
 	}
 	var found []Commit
 	err := s.readFile(ctx, func(tx *bbolt.Tx) error {
@@ -123,6 +121,36 @@ func (s *Store) CommitsAfter(ctx context.Context, log LogID, number, at uint64, 
 		return nil
 	})
 	return found, err
+}
+
+// takeUp fills the journal with what an earlier process listed and did not ship. It runs before the first
+// commit of this process: otherwise one record of the list would stand for commits of both.
+func (f *followers) takeUp(tx *bbolt.Tx) error {
+	l, ok := logOf(tx)
+	if !ok || f.journal.bound == 0 {
+		return nil
+	}
+	list, data := tx.Bucket([]byte(bucketList)), tx.Bucket([]byte(bucketData))
+	newest := commitRow(list.Get(numberKey(l.number)))
+	size := 0
+	for n := l.shipped + 1; n <= l.number; n++ {
+		var made *Commit
+		if row := commitRow(list.Get(numberKey(n))); row != nil {
+			var keys []string
+			_ = row.keys(func(key []byte) error { keys = append(keys, string(key)); return nil })
+			made = f.journal.record(data, n, row.time(), keys)
+		}
+		if made != nil {
+			made.At, made.Log, made.ID = l.number, l.id, newest.id()
+			size += made.Size()
+		}
+		if made == nil || size > f.journal.bound {
+			f.journal.forget(l.id, n) // CommitsAfter reads the list, or says what is wrong with it
+			return nil
+		}
+		f.journal.add(made)
+	}
+	return nil
 }
 
 // Shipped says that commits up to number were shipped, so that the list need not have them. position

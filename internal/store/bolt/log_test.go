@@ -177,9 +177,17 @@ func TestWhatWasNotShippedBeforeAKillIsInTheList(t *testing.T) {
 	if l.ID != testLog || l.Shipped != r.last.Last || l.Newest != at.Newest || l.Newest <= l.Shipped || string(l.Position) != "here" || l.Oldest.IsZero() {
 		t.Errorf("after the kill the log is %+v", l)
 	}
+	before, first := contents(t, killed), l.Newest
 	put(t, killed, "first", nil) // before anything was shipped
-	if n := r.follow(killed, 1<<20); n != 1 {
-		t.Errorf("there are %d records, want one", n)
+	found, err := killed.CommitsAfter(t.Context(), testLog, r.last.Last, r.last.At, 1<<20)
+	must(t, err)
+	for _, c := range found {
+		if r.apply(c); c.Last == first && (!c.Whole() || !maps.Equal(r.rows, before)) {
+			t.Errorf("the state that the kill left is that of no record: %d as of %d", c.Last, c.At)
+		}
+	}
+	if r.last.First != first+1 {
+		t.Errorf("the last record begins with %d, want %d", r.last.First, first+1)
 	}
 	r.compare(killed)
 	put(t, killed, "second", nil) // changeSome may change nothing
@@ -187,6 +195,33 @@ func TestWhatWasNotShippedBeforeAKillIsInTheList(t *testing.T) {
 		t.Errorf("there are %d records, want one", n)
 	}
 	r.compare(killed)
+}
+
+// What an earlier process left may be shipped in parts, and what exceeds the journal is in the list.
+func TestWhatAnEarlierProcessLeftMakesItsState(t *testing.T) {
+	for name, journal := range map[string]int{"in the journal": 1 << 20, "in the list": 2000} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "db")
+			s := open(t, path, Options{Journal: 1 << 20})
+			beginLog(t, s, testLog)
+			whole, parts := &replica{t: t, rows: map[string]string{}}, &replica{t: t, rows: map[string]string{}}
+			for range 40 {
+				for range 20 {
+					changeSome(t, s)
+				}
+				must(t, s.Close())
+				s = open(t, path, Options{Journal: journal})
+				for range rand.IntN(3) {
+					changeSome(t, s)
+				}
+				whole.follow(s, 1<<20)
+				whole.compare(s)
+				parts.follow(s, 1+rand.IntN(1000))
+				parts.compare(s)
+				s.Shipped(testLog, whole.last.Last, nil)
+			}
+		})
+	}
 }
 
 func TestShippedCommitsLeaveTheList(t *testing.T) {
