@@ -43,7 +43,7 @@ var ours = map[string]string{
 	"internal/cli/command": "internal/cli/profile internal/secret internal/diagnosis api/openapi/v2 api/client internal/offline internal/audit internal/audit/verify internal/dualsig internal/fault",
 	"internal/dumps":       "",
 
-	"internal/app": "controllers controllers/admission controllers/cluster server server/gate internal/config internal/offline internal/buildinfo internal/vault internal/transit internal/names internal/identity " +
+	"internal/app": "controllers controllers/admission controllers/cluster server server/gate internal/config internal/offline internal/buildinfo internal/vault internal/vault/pathindex internal/transit internal/names internal/identity " +
 		"internal/identity/tokenreview internal/connections internal/mail internal/sealingkey internal/custody internal/backup internal/backup/commits internal/backup/schedule internal/keyring internal/logs internal/audit internal/audit/guard internal/audit/keeper internal/audit/reader internal/audit/verify internal/audit/writer internal/authz " +
 		"internal/compliance internal/compliance/assessor internal/compliance/report internal/diagnosis internal/health internal/inspection internal/objects internal/otlp internal/clock internal/quota internal/durable " +
 		"internal/sealing internal/kms internal/memory internal/metrics internal/state internal/state/watch internal/store internal/store/bolt internal/store/format internal/store/postgres internal/fault",
@@ -89,11 +89,12 @@ var ours = map[string]string{
 	"api/v1alpha1":   "api/v1beta1",
 	"config/crd":     "",
 
-	"internal/vault":                "internal/vault/bounds internal/vault/history internal/vault/idempotency internal/vault/listing internal/vault/nameindex internal/vault/mac internal/vault/record internal/keyring internal/audit internal/audit/chain internal/audit/guard internal/audit/verify internal/authz internal/state internal/store internal/frame internal/fault internal/secret",
+	"internal/vault":                "internal/vault/bounds internal/vault/history internal/vault/idempotency internal/vault/listing internal/vault/nameindex internal/vault/pathindex internal/vault/mac internal/vault/record internal/keyring internal/audit internal/audit/chain internal/audit/guard internal/audit/verify internal/authz internal/state internal/store internal/frame internal/fault internal/secret",
 	"internal/vault/bounds":         "internal/fault internal/secret",
 	"internal/vault/history":        "internal/vault/mac internal/vault/nameindex internal/vault/record internal/audit internal/authz internal/store",
 	"internal/vault/nameindex":      "internal/vault/mac internal/vault/record internal/authz internal/store",
-	"internal/vault/listing":        "internal/vault/mac internal/vault/record internal/authz internal/fault",
+	"internal/vault/pathindex":      "internal/vault/record internal/authz internal/store internal/store/format",
+	"internal/vault/listing":        "internal/vault/mac internal/vault/pathindex internal/vault/record internal/authz internal/state internal/store internal/fault",
 	"internal/vault/idempotency":    "internal/vault/mac internal/vault/record internal/authz internal/store internal/frame internal/fault internal/secret",
 	"internal/vault/mac":            "internal/vault/record internal/keyring internal/store internal/frame",
 	"internal/vault/record":         "internal/keyring internal/authz internal/envelope internal/dualsig internal/store internal/frame internal/fault internal/secret",

@@ -24,6 +24,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
 	"github.com/latticekeep/latticekeep/internal/store/format"
+	"github.com/latticekeep/latticekeep/internal/vault/pathindex"
 )
 
 // evidence holds the parts that prove the log to others, and the facts that scores use.
@@ -186,6 +187,8 @@ func (p *evidence) run(ctx context.Context, s *service, g interface{ Go(func() e
 	g.Go(func() error { writer.NewFollower(s.log).KeepFollowing(ctx, s.logger); return nil })
 	g.Go(func() error { s.verifier.KeepVerified(ctx, p.Verification, s.logger); return nil })
 	g.Go(func() error { p.keeper.Keep(ctx); return nil })
+	paths := &pathindex.Builder{Store: s.store, Ready: s.everyReplicaReads(format.Paths), Logger: s.logger}
+	g.Go(func() error { paths.Run(ctx); return nil })
 	packer := &keeper.Packer{Log: s.log, Logger: s.logger, Ready: s.everyReplicaReads(format.Packs)}
 	g.Go(func() error { packer.Keep(ctx); return nil })
 	if p.archive != nil {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
@@ -17,15 +16,19 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/history"
 	"github.com/latticekeep/latticekeep/internal/vault/listing"
+	"github.com/latticekeep/latticekeep/internal/vault/pathindex"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
-// List returns the credentials of p's tenant in the order of their ids, and the cursor of the next
-// page, if any. It includes expired credentials and marks them. It leaves out those outside p's
-// policies, and hides the credentials of objects in other namespaces from a ServiceAccount. With a
-// limit or a filter, a page may hold fewer credentials than are left, or none, and still have a
-// cursor. Damaged records are left out and counted in the entry. Errors: fault.Forbidden;
-// fault.Invalid for an invalid filter and for the cursor of another list; fault.Unavailable.
+// List returns the credentials of p's tenant in the order of their ids, or of their names when the
+// query asks for that or has a prefix, and the cursor of the next page, if any. It includes expired
+// credentials and marks them. It leaves out those outside p's policies, without a look at them, and is
+// always in the order of names then; and it hides the credentials of objects in other namespaces from a
+// ServiceAccount. With a limit or a filter, a page may hold fewer credentials than are left, or none,
+// and still have a cursor. Damaged records are left out and counted in the entry. Errors:
+// fault.Forbidden; fault.Invalid for an invalid filter and for the cursor of another list;
+// fault.Unavailable, also for the order of names of a store of an earlier release until its names are
+// indexed.
 func (v *Vault) List(ctx context.Context, p authz.Principal, q ListQuery) (list []Credential, next string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
@@ -35,32 +38,57 @@ func (v *Vault) List(ctx context.Context, p authz.Principal, q ListQuery) (list 
 	if err := q.Validate(); err != nil {
 		return nil, "", err
 	}
-	cursors, after := listing.Cursors{Rows: v.records.Rows}, ""
-	if q.Cursor != "" {
-		var ok bool
-		if after, ok = cursors.Decode(p.Tenant, q.Filter, q.Cursor); !ok {
-			return nil, "", fault.New(fault.Invalid, "the cursor is not one of this list: start again without it")
-		}
-	}
-	now := v.now()
-	list = []Credential{}
-	damaged := 0
+	cursors, now := listing.Cursors{Rows: v.records.Rows}, v.now()
+	var page *listing.Page
 	err = v.store.View(ctx, func(rd store.Reader) error {
-		page := &page{owners: v.records.owners, rd: rd, p: p, now: now, budget: v.pageBudget, matches: q.Matcher(now)}
-		err := page.read(q, after)
-		list, damaged = append(list, page.list...), page.damaged
-		if page.more {
-			next = cursors.Encode(p.Tenant, q.Filter, page.last)
+		list, page = []Credential{}, &listing.Page{Budget: v.pageBudget}
+		s, err := v.records.owners.source(rd, p, q.UsesPaths(p))
+		if err != nil {
+			return err
+		}
+		if q.Order == listing.ByName && !s.ByName {
+			return errNotIndexed
+		}
+		after, ok := "", true
+		if q.Cursor != "" {
+			after, ok = cursors.Decode(p.Tenant, q.Filter, s.ByName, q.Cursor)
+		}
+		if !ok {
+			return errCursor
+		}
+		err = page.Read(s, q, after, now, func(c listing.Found) { list = append(list, credentialOf(c.Record, now, c.Owned)) })
+		if page.More {
+			next = cursors.Encode(p.Tenant, q.Filter, s.ByName, page.Last)
 		}
 		return err
 	})
+	if errors.Is(err, errCursor) {
+		return nil, "", errCursor
+	}
 	if err != nil {
 		return nil, "", fmt.Errorf("listing credentials: %w", err)
 	}
-	if err := v.guard.Record(ctx, listEvent(p, len(list), damaged)); err != nil { // damage is no refusal here
+	if err := v.guard.Record(ctx, listEvent(p, len(list), page.Damaged)); err != nil { // damage is no refusal here
 		return nil, "", err
 	}
 	return list, next, nil
+}
+
+var (
+	errCursor     = fault.New(fault.Invalid, "the cursor is not one of this list: start again without it")
+	errNotIndexed = fault.New(fault.Unavailable, "the names of an earlier release are still being indexed: try again in a minute, or list without sort")
+)
+
+// source returns what p may see of its tenant's credentials.
+func (o ownerRows) source(rd store.Reader, p authz.Principal, byName bool) (s listing.Source, err error) {
+	if byName {
+		byName, err = pathindex.IsComplete(rd)
+	}
+	owner := func(id string) (listing.Owner, error) {
+		by, err := o.of(rd, p.Tenant, id)
+		return listing.Owner{Owned: by.owned, Hidden: by.hides(p)}, err
+	}
+	return listing.Source{Reader: rd, Principal: p, Owner: owner, ByName: byName}, err
 }
 
 // listEvent returns the entry of a read of many credentials.
@@ -75,72 +103,6 @@ func listEvent(p authz.Principal, count, damaged int) audit.Event {
 		e.Attributes[audit.AttributeReason], e.Attributes["damaged"] = reasonIntegrity, strconv.Itoa(damaged)
 	}
 	return e
-}
-
-// page reads one page of the list.
-type page struct {
-	owners  ownerRows
-	rd      store.Reader
-	p       authz.Principal
-	now     time.Time
-	matches func(r *record.Record) bool
-
-	budget  readBudget
-	last    string // id of the credential read last
-	list    []Credential
-	damaged int
-	more    bool // credentials follow after last
-}
-
-// read reads the credentials after an id, or from the first one if the id is empty.
-func (f *page) read(q ListQuery, after string) error {
-	rng := store.Prefix(record.TenantPrefix(f.p.Tenant))
-	if after != "" {
-		rng.From = store.Prefix(record.Prefix(f.p.Tenant, after)).To
-	}
-	prefix := len(record.TenantPrefix(f.p.Tenant))
-	var bad error
-	err := f.rd.Scan(rng, func(key, value []byte) bool {
-		if record.IsOutside(f.p, authz.ListCredentials, key, value) {
-			return true // no part of the budget, so where the page ends tells nothing of it
-		}
-		full := q.Limit > 0 && len(f.list) == q.Limit
-		if f.more = full || q.bounded() && f.budget.spent() && f.last != ""; f.more {
-			return false
-		}
-		f.budget.spend(value)
-		if id, _, _ := strings.Cut(string(key[prefix:]), "/"); authz.ValidID(idPrefix, id) {
-			f.last = id // set for a damaged record too
-		}
-		bad = f.add(key, value)
-		return bad == nil
-	})
-	return errors.Join(err, bad)
-}
-
-// add appends a credential to the list if it matches and p may see it.
-func (f *page) add(key, value []byte) error {
-	r, err := record.ViewAt(key, value)
-	if err != nil {
-		f.damaged++ // one damaged record does not hide the others
-		return nil
-	}
-	// A ServiceAccount must not learn, from where a page ends or how long it takes, whether a
-	// credential that is hidden from it matches. So its filter runs only after the owner is read.
-	if f.p.Kind != authz.ServiceAccount && !f.matches(r) {
-		return nil
-	}
-	f.budget.records -= ownerCost
-	by, err := f.owners.of(f.rd, f.p.Tenant, r.ID)
-	if state.IsRefused(err) {
-		f.damaged++
-		return nil
-	}
-	if err != nil || by.hides(f.p) || !f.matches(r) {
-		return err
-	}
-	f.list = append(f.list, credentialOf(r, f.now, by.owned))
-	return nil
 }
 
 // Metadata returns the metadata of one credential, expired or not, as [Vault.List] does. It records
@@ -225,8 +187,15 @@ func (v *Vault) Summary(ctx context.Context, p authz.Principal, soon time.Durati
 		return Summary{}, err
 	}
 	now := v.now()
-	c := counter{owners: v.records.owners, p: p, now: now, soon: now.Add(soon), types: make(map[string]int)}
-	err := v.store.View(ctx, func(rd store.Reader) error { return c.count(rd, v.summaryBudget) })
+	var c counter
+	err := v.store.View(ctx, func(rd store.Reader) error {
+		c = counter{p: p, now: now, soon: now.Add(soon), types: make(map[string]int)}
+		s, err := v.records.owners.source(rd, p, p.Access.IsLimited())
+		if err != nil {
+			return err
+		}
+		return c.count(s, v.summaryBudget)
+	})
 	if err != nil {
 		return Summary{}, fmt.Errorf("counting credentials: %w", err)
 	}
@@ -241,38 +210,34 @@ func (v *Vault) Summary(ctx context.Context, p authz.Principal, soon time.Durati
 // counter computes a summary.
 type counter struct {
 	Summary
-	owners    ownerRows
 	p         authz.Principal
 	now, soon time.Time
 	types     map[string]int
 	damaged   int
 }
 
-func (c *counter) count(rd store.Reader, budget readBudget) error {
+func (c *counter) count(s listing.Source, budget listing.Budget) error {
 	c.Complete = true
 	var bad error
-	err := rd.Scan(store.Prefix(record.TenantPrefix(c.p.Tenant)), func(key, value []byte) bool {
-		if record.IsOutside(c.p, authz.ListCredentials, key, value) {
-			return true
-		}
-		if budget.spent() {
+	err := s.Visit("", "", func(_ string, key, value []byte) bool {
+		if key == nil || budget.Spent() {
 			c.Complete = false
 			return false
 		}
-		budget.spend(value)
+		budget.Spend(value)
 		r, err := record.ViewAt(key, value)
 		if err != nil {
 			c.damaged++
 			return true
 		}
 		if c.p.Kind == authz.ServiceAccount { // only a ServiceAccount has hidden credentials
-			budget.records -= ownerCost
-			by, err := c.owners.of(rd, c.p.Tenant, r.ID)
+			budget.Records -= listing.OwnerCost
+			by, err := s.Owner(r.ID)
 			if state.IsRefused(err) {
 				c.damaged++
 				return true
 			}
-			if bad = err; err != nil || by.hides(c.p) {
+			if bad = err; err != nil || by.Hidden {
 				return err == nil
 			}
 		}
@@ -280,13 +245,13 @@ func (c *counter) count(rd store.Reader, budget readBudget) error {
 		return true
 	})
 	for i := range c.NextToExpire {
-		by, err := c.owners.of(rd, c.p.Tenant, c.NextToExpire[i].ID)
+		by, err := s.Owner(c.NextToExpire[i].ID)
 		if state.IsRefused(err) {
 			c.damaged++
 			continue
 		}
 		bad = errors.Join(bad, err)
-		c.NextToExpire[i].Owned = by.owned
+		c.NextToExpire[i].Owned = by.Owned
 	}
 	return errors.Join(err, bad)
 }

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"github.com/latticekeep/latticekeep/internal/vault/listing"
 )
 
 // The ends of a search's pages reveal nothing about the names, types and ages of credentials that
@@ -17,7 +19,7 @@ func TestPagesEndAlikeWhateverIsHidden(t *testing.T) {
 		f.sealFor(f.a, "free", "database", 30)
 	}
 	shop := f.pod("cluster", "shop")
-	for _, left := range []readBudget{pageBudget(), {1, 1 << 20}, {12, 1 << 20}, {30, 1 << 20}, {60, 1 << 20}} {
+	for _, left := range []listing.Budget{pageBudget(), {Records: 1, Bytes: 1 << 20}, {Records: 12, Bytes: 1 << 20}, {Records: 30, Bytes: 1 << 20}, {Records: 60, Bytes: 1 << 20}} {
 		f.vault.pageBudget = left
 		_, none := f.pages(shop, ListQuery{Filter: Filter{Text: "nothing has this"}})
 		for _, filter := range []Filter{{Text: "canary"}, {Type: "generic", Text: "canary-1"}, {ExpiresBefore: f.now().Add(3 * day)}} {

@@ -11,6 +11,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/listing"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
@@ -134,13 +135,23 @@ func TestEachVerbAllowsItsMethods(t *testing.T) {
 
 // A list, its cursors and a summary are those of a tenant in which nothing else is.
 func TestListsTellNothingOfWhatIsOutside(t *testing.T) {
+	t.Run("with an index of paths", func(t *testing.T) { listsTellNothing(t, true) })
+	t.Run("with none yet", func(t *testing.T) { listsTellNothing(t, false) })
+}
+
+func listsTellNothing(t *testing.T, indexed bool) {
 	f := newFixture(t, time.Hour)
+	if indexed {
+		f.index()
+	}
 	p := f.limited(anyVerb("mine/*"))
 	var mine []string
 	for i := range 5 {
 		mine = append(mine, f.sealFor(f.a, fmt.Sprint("mine/", i), "database", 30).ID)
 	}
-	slices.Sort(mine)
+	if !indexed { // by the ids instead of the names
+		slices.Sort(mine)
+	}
 	type answer struct {
 		ids     [][]string
 		summary Summary
@@ -180,7 +191,7 @@ func TestListsTellNothingOfWhatIsOutside(t *testing.T) {
 	f.object("shop", "theirs", 0, 30, 0)
 	damaged := f.sealNamed(f.a, "mine/damaged", login)
 	f.tamper(func(tx store.Tx) error { return tx.Put(record.Key(f.a.Tenant, damaged.ID, 1), []byte("x")) })
-	for _, left := range []readBudget{pageBudget(), {3, 1 << 20}} {
+	for _, left := range []listing.Budget{pageBudget(), {Records: 3, Bytes: 1 << 20}} {
 		f.vault.pageBudget, f.vault.summaryBudget = left, summaryBudget()
 		for i, q := range queries {
 			if got := ask(q); left == pageBudget() && fmt.Sprint(got) != fmt.Sprint(alone[i]) || got.summary.Total != 5 {
@@ -188,7 +199,7 @@ func TestListsTellNothingOfWhatIsOutside(t *testing.T) {
 			}
 		}
 	}
-	f.vault.summaryBudget = readBudget{5, 1 << 20}
+	f.vault.summaryBudget = listing.Budget{Records: 5, Bytes: 1 << 20}
 	if s, err := f.vault.Summary(t.Context(), p, 0); err != nil || !s.Complete || len(s.Types) != 1 || s.Total != 5 {
 		t.Error(s, err)
 	}

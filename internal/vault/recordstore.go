@@ -13,6 +13,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/vault/idempotency"
 	"github.com/latticekeep/latticekeep/internal/vault/mac"
 	"github.com/latticekeep/latticekeep/internal/vault/nameindex"
+	"github.com/latticekeep/latticekeep/internal/vault/pathindex"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
@@ -104,11 +105,12 @@ func (s recordStore) index(tx store.Tx, r *record.Record, change audit.EventType
 	return s.history.Trim(tx, r)
 }
 
-// indexRows returns the line in the history and the rows in the name index of r.
+// indexRows returns the line in the history and the rows in the indexes of names and paths of r.
 func (s recordStore) indexRows(r *record.Record, change audit.EventType, o *Object) ([]mac.Row, error) {
 	hash := s.names.Hash(r.Tenant, r.Name)
 	line, err := s.history.Encode(r, change, hash, o)
-	return append([]mac.Row{line}, s.names.Encode(r, hash, o)...), err
+	place := mac.Row{Key: pathindex.Key(r.Tenant, r.Name, r.ID), Value: []byte{}}
+	return append([]mac.Row{line, place}, s.names.Encode(r, hash, o)...), err
 }
 
 // unindex removes a credential from every section of the name index that its record, its newest
@@ -142,8 +144,11 @@ func (s recordStore) unindex(tx store.Tx, tenant authz.TenantID, id string) erro
 		}
 		return err
 	}
+	if r == nil && row != nil { // a damaged record does not say its name
+		err = pathindex.Remove(tx, tenant, id)
+	}
 	if r != nil {
-		err = leave(s.names.Hash(tenant, r.Name), r.ExpiresAt, r.CreatedAt)
+		err = errors.Join(tx.Delete(pathindex.Key(tenant, r.Name, id)), leave(s.names.Hash(tenant, r.Name), r.ExpiresAt, r.CreatedAt))
 	}
 	if row != nil {
 		err = errors.Join(err, leave(row.Name, row.ExpiresAt, row.CreatedAt))

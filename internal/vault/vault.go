@@ -39,6 +39,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/history"
 	"github.com/latticekeep/latticekeep/internal/vault/idempotency"
+	"github.com/latticekeep/latticekeep/internal/vault/listing"
 	"github.com/latticekeep/latticekeep/internal/vault/mac"
 	"github.com/latticekeep/latticekeep/internal/vault/nameindex"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
@@ -57,7 +58,7 @@ type Vault struct {
 	previous    previousVersions
 	idempotency *idempotency.Keys
 
-	pageBudget, summaryBudget readBudget
+	pageBudget, summaryBudget listing.Budget
 }
 
 // New returns a vault that keeps its rows in s.

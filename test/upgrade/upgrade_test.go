@@ -491,6 +491,8 @@ var rows = map[string]string{
 	"access/":      "later than the fixture",
 	"released/":    "later than the fixture",
 
+	"credential-path/": "later than the fixture: a start makes them of what is there", "credential-paths": "likewise",
+
 	"backup/schedule": "later than the fixture",
 	"backup/commits":  "later than the fixture",
 }

@@ -45,6 +45,10 @@ const (
 	// Policies is the format of a store with policies of paths that are bound to somebody: a program
 	// that does not know them would let everybody reach everything.
 	Policies = 5
+
+	// Paths is the format of a store with an index of the paths of credentials: a program that does not
+	// know it writes credentials that lists would miss. No release has one of the two and not the other.
+	Paths = 5
 )
 
 // Row is the key of the row.

@@ -1,5 +1,5 @@
-// Package listing says which credentials a list selects, and what its cursors are. It reads nothing,
-// and does not know who may see a credential.
+// Package listing reads lists of credentials: which ones a list selects, in which order, and what its
+// cursors are.
 package listing
 
 import (
@@ -8,6 +8,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
@@ -24,6 +25,9 @@ const (
 // MaxFilterText bounds the text that names are searched for, in characters.
 const MaxFilterText = 255
 
+// MaxPrefix bounds what names begin with, in bytes.
+const MaxPrefix = 255
+
 // Filter selects the credentials that match all of its fields. A zero field matches every
 // credential.
 type Filter struct {
@@ -31,12 +35,36 @@ type Filter struct {
 	Type          string
 	Status        Status
 	ExpiresBefore time.Time
+	Prefix        string // what the name begins with, in the form in which policies compare names
 }
+
+// Order is the order of a list.
+type Order string
+
+// These are the orders. Every list of somebody with policies is in the order of names.
+const (
+	ByID   Order = ""
+	ByName Order = "name" // in the order of the bytes of the form in which policies compare names
+)
+
+// Query selects a page of a list. The zero value selects the whole list.
+type Query struct {
+	Filter
+	Order  Order
+	Limit  int
+	Cursor string // returned by the previous page, which had the same filter and order
+}
+
+// bounded reports whether a page may end before the list does.
+func (q Query) bounded() bool { return q.Limit > 0 || q.Filter != Filter{} }
 
 // Validate returns fault.Invalid for a filter that is out of bounds.
 func (f Filter) Validate() error {
 	if !utf8.ValidString(f.Text) || utf8.RuneCountInString(f.Text) > MaxFilterText {
 		return fault.New(fault.Invalid, "q must be at most 255 characters of UTF-8")
+	}
+	if !utf8.ValidString(f.Prefix) || len(f.Prefix) > MaxPrefix {
+		return fault.New(fault.Invalid, "prefix must be at most 255 bytes of UTF-8")
 	}
 	if f.Status != "" && f.Status != Active && f.Status != Expired {
 		return fault.New(fault.Invalid, "status must be active or expired")
@@ -46,12 +74,13 @@ func (f Filter) Validate() error {
 
 // Matcher returns a function that reports whether a credential matches the filter at now.
 func (f Filter) Matcher(now time.Time) func(r *record.Record) bool {
-	text := fold(f.Text)
+	text, prefix := fold(f.Text), authz.NormalizeName(f.Prefix)
 	return func(r *record.Record) bool {
 		switch {
 		case f.Type != "" && r.Type != f.Type,
 			f.Status != "" && (f.Status == Expired) == now.Before(r.ExpiresAt),
-			!f.ExpiresBefore.IsZero() && !r.ExpiresAt.Before(f.ExpiresBefore):
+			!f.ExpiresBefore.IsZero() && !r.ExpiresAt.Before(f.ExpiresBefore),
+			prefix != "" && !strings.HasPrefix(authz.NormalizeName(r.Name), prefix):
 			return false
 		}
 		return text == "" || strings.Contains(fold(r.Name), text)

@@ -8,7 +8,6 @@ import (
 	"crypto/sha3"
 	"encoding/binary"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -241,10 +240,13 @@ func decodeValues(plaintext []byte) (map[string]secret.Bytes, error) {
 	return values, nil
 }
 
+// Family begins the keys of all records.
+const Family = "credential/"
+
 // TenantPrefix returns the prefix of a tenant's records. A new version is a new row and the old row
 // is deleted, so the store scrubs what remains of it.
 func TenantPrefix(tenant authz.TenantID) []byte {
-	return []byte("credential/" + string(tenant) + "/")
+	return []byte(Family + string(tenant) + "/")
 }
 
 // Prefix returns the prefix of the versions of a credential.
@@ -260,15 +262,23 @@ func Key(tenant authz.TenantID, id string, version uint64) []byte {
 // Find returns the newest version of a credential, or nil when there is none. Error:
 // ErrDamaged for a row under the key of another record.
 func Find(rd store.Reader, tenant authz.TenantID, id string) (*Record, error) {
-	var r *Record
-	var bad error
+	key, value, err := Newest(rd, tenant, id)
+	if err != nil || key == nil {
+		return nil, err
+	}
+	return At(key, value)
+}
+
+// Newest returns the row of the newest version of a credential, or nil when there is none. The slices
+// are the store's.
+func Newest(rd store.Reader, tenant authz.TenantID, id string) (key, value []byte, err error) {
 	newest := store.Prefix(Prefix(tenant, id))
 	newest.Reverse = true
-	err := rd.Scan(newest, func(key, value []byte) bool {
-		r, bad = At(key, value)
+	err = rd.Scan(newest, func(k, v []byte) bool {
+		key, value = k, v
 		return false
 	})
-	return r, errors.Join(err, bad)
+	return key, value, err
 }
 
 // At decodes the record under a key, and copies it. Error: ErrDamaged, also for a row under the key

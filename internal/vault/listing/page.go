@@ -1,0 +1,173 @@
+package listing
+
+import (
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/state"
+	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/pathindex"
+	"github.com/latticekeep/latticekeep/internal/vault/record"
+)
+
+// Budget bounds the work of a read over many credentials, however many the tenant has and however few
+// match. A record costs one unit, and a read of its owner [OwnerCost] units. The bytes of the records,
+// which the store must fetch, have their own bound.
+type Budget struct{ Records, Bytes int }
+
+// OwnerCost is what a read of an owner costs, in records.
+const OwnerCost = 10
+
+// Spend takes a record from the budget.
+func (b *Budget) Spend(value []byte) { b.Records, b.Bytes = b.Records-1, b.Bytes-len(value) }
+
+// Spent reports whether nothing is left.
+func (b *Budget) Spent() bool { return b.Records <= 0 || b.Bytes <= 0 }
+
+// looks bounds the names outside the caller's policies that a read by name looks at. So many segments
+// in the place of one "*" take about half a second.
+const looks = 50_000
+
+// Owner says what a list has to know of the object that owns a credential.
+type Owner struct {
+	Owned  bool
+	Hidden bool // from the caller
+}
+
+// Source is what a caller may see of a tenant's credentials.
+type Source struct {
+	Reader    store.Reader
+	Principal authz.Principal
+	// Owner returns who owns a credential. Error: one of package state for rows that somebody changed.
+	Owner func(id string) (Owner, error)
+	// ByName says that the index of paths is complete and used.
+	ByName bool
+}
+
+// UsesPaths reports whether a list is read in the order of names: one that asks for it, and every list
+// of somebody with policies, who gets nothing of what lies outside, not even by the time that it takes.
+func (q Query) UsesPaths(p authz.Principal) bool {
+	return q.Order == ByName || q.Prefix != "" || p.Access.IsLimited()
+}
+
+// Visit calls do with the row of each credential that the caller may see, in order, until do returns
+// false. position is what a cursor continues after. A damaged record has no name, so somebody with
+// policies does not see it.
+func (s Source) Visit(prefix, after string, do func(position string, key, value []byte) bool) error {
+	if s.ByName {
+		return s.visitPaths(prefix, after, do)
+	}
+	p := s.Principal
+	all := record.TenantPrefix(p.Tenant)
+	rng := store.Prefix(all)
+	if after != "" {
+		rng.From = store.Prefix(record.Prefix(p.Tenant, after)).To
+	}
+	return s.Reader.Scan(rng, func(key, value []byte) bool {
+		if record.IsOutside(p, authz.ListCredentials, key, value) {
+			return true
+		}
+		id, _, _ := strings.Cut(string(key[len(all):]), "/")
+		if !authz.ValidID(record.IDPrefix, id) {
+			id = "" // no place to continue after
+		}
+		return do(id, key, value)
+	})
+}
+
+func (s Source) visitPaths(prefix, after string, do func(position string, key, value []byte) bool) error {
+	p := s.Principal
+	w := pathindex.Walk{Tenant: p.Tenant, Access: p.Access, Prefix: prefix, After: after, Looks: looks}
+	var bad error
+	left, err := w.Read(s.Reader, func(position, name, id string) bool {
+		key, value, err := record.Newest(s.Reader, p.Tenant, id)
+		if state.IsRefused(err) { // as damaged as a row that does not decode
+			key, value, err = []byte(position), nil, nil
+		}
+		if err != nil {
+			bad = err
+			return false
+		}
+		r, err := record.ViewAt(key, value)
+		switch {
+		case key == nil, err == nil && !pathindex.Leads(r, name): // left by a record that has moved or is gone
+			return true
+		case p.Access.IsLimited() && (err != nil || !p.Reaches(authz.ListCredentials, r.Name)):
+			return true
+		}
+		return do(position, key, value)
+	})
+	if err = errors.Join(err, bad); err == nil && left != "" {
+		do(left, nil, nil)
+	}
+	return err
+}
+
+// Page is one page of a list.
+type Page struct {
+	Budget  Budget
+	Damaged int
+	Last    string // position of the credential read last
+	More    bool   // credentials follow after Last
+}
+
+// Found is a credential of a page. The record shares memory with the store's row.
+type Found struct {
+	*record.Record
+	Owned bool
+}
+
+// Read reads the credentials after a position, or from the first one if it is empty. each gets those
+// that match, in order.
+func (f *Page) Read(s Source, q Query, after string, now time.Time, each func(Found)) error {
+	matches := q.Matcher(now)
+	found := 0
+	var bad error
+	err := s.Visit(q.Prefix, after, func(position string, key, value []byte) bool {
+		if key == nil { // where the looks at other paths ended
+			f.Last, f.More = position, true
+			return false
+		}
+		full := q.Limit > 0 && found == q.Limit
+		if f.More = full || q.bounded() && f.Budget.Spent() && f.Last != ""; f.More {
+			return false
+		}
+		f.Budget.Spend(value)
+		if position != "" {
+			f.Last = position // for a damaged record too
+		}
+		var one Found
+		if one, bad = f.look(s, key, value, matches); one.Record != nil {
+			found++
+			each(one)
+		}
+		return bad == nil
+	})
+	return errors.Join(err, bad)
+}
+
+// look returns a credential if it matches and the caller may see it.
+func (f *Page) look(s Source, key, value []byte, matches func(*record.Record) bool) (Found, error) {
+	r, err := record.ViewAt(key, value)
+	if err != nil {
+		f.Damaged++ // one damaged record does not hide the others
+		return Found{}, nil
+	}
+	// A ServiceAccount must not learn, from where a page ends or how long it takes, whether a
+	// credential that is hidden from it matches. So its filter runs only after the owner is read.
+	if s.Principal.Kind != authz.ServiceAccount && !matches(r) {
+		return Found{}, nil
+	}
+	f.Budget.Records -= OwnerCost
+	by, err := s.Owner(r.ID)
+	if state.IsRefused(err) {
+		f.Damaged++
+		return Found{}, nil
+	}
+	if err != nil || by.Hidden || !matches(r) {
+		return Found{}, err
+	}
+	return Found{r, by.Owned}, nil
+}
