@@ -50,7 +50,7 @@ func TestUnknownFieldsAndParametersAreRefusedByName(t *testing.T) {
 		{"POST", "/v1/encrypt", `{"data":"a","algorithm":"ML-KEM-768","keyid":"x"}`, 400, `the field "keyid" is unknown`},
 		{"POST", "/v1/keys/generate", `{"name":"n","algorithm":"ML-KEM-768","Name":"m"}`, 400, `the field "Name" is unknown`},
 		{"GET", "/api/v2/audit/logs?event=FOO", "", 400, `the parameter "event" is unknown`},
-		{"GET", "/api/v2/vault/list?sort=name", "", 400, `the parameter "sort" is unknown`},
+		{"GET", "/api/v2/vault/list?order=name", "", 400, `the parameter "order" is unknown`},
 		{"GET", "/api/v2/vault/" + id + "?Version=1", "", 400, `the parameter "Version" is unknown`},
 		{"POST", "/api/v2/vault/rotate/" + id + "?values=x", "", 400, `the parameter "values" is unknown`},
 		{"GET", "/v1/keys?sort=name", "", 400, `the parameter "sort" is unknown`},

@@ -96,7 +96,7 @@ func (a *vaultAPI) SealCredential(c *gin.Context, params api.SealCredentialParam
 func (a *vaultAPI) ListCredentials(c *gin.Context, params api.ListCredentialsParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		found, next, err := a.vault.List(ctx, call.Principal(), vault.ListQuery{
-			Filter: filter(params), Limit: gate.Value(params.Limit), Cursor: gate.Value(params.Cursor),
+			Filter: filter(params), Order: listing.Order(gate.Value(params.Sort)), Limit: gate.Value(params.Limit), Cursor: gate.Value(params.Cursor),
 		})
 		if err != nil {
 			return nil, gate.InvalidParameter(err)
@@ -107,7 +107,7 @@ func (a *vaultAPI) ListCredentials(c *gin.Context, params api.ListCredentialsPar
 
 func filter(params api.ListCredentialsParams) vault.Filter {
 	f := vault.Filter{
-		Text: gate.Value(params.Q), Type: gate.Value(params.CredentialType), Status: listing.Status(gate.Value(params.Status)),
+		Text: gate.Value(params.Q), Prefix: gate.Value(params.Prefix), Type: gate.Value(params.CredentialType), Status: listing.Status(gate.Value(params.Status)),
 	}
 	if params.ExpiresBefore != nil {
 		// For the vault, the zero time means that no limit is given. A microsecond later gives the

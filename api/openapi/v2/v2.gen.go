@@ -1518,6 +1518,21 @@ func (e GetComplianceReportParamsFormat) Valid() bool {
 	}
 }
 
+// Defines values for ListCredentialsParamsSort.
+const (
+	ListCredentialsParamsSortName ListCredentialsParamsSort = "name"
+)
+
+// Valid indicates whether the value is a known member of the ListCredentialsParamsSort enum.
+func (e ListCredentialsParamsSort) Valid() bool {
+	switch e {
+	case ListCredentialsParamsSortName:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for ListCredentialsParamsStatus.
 const (
 	ListCredentialsParamsStatusActive  ListCredentialsParamsStatus = "active"
@@ -3633,6 +3648,12 @@ type ListCredentialsParams struct {
 	// everything else does.
 	Q *string `form:"q,omitempty" json:"q,omitempty"`
 
+	// Prefix What the name begins with, such as `shop/prod/`. Case counts. Both are compared in Unicode's form C.
+	Prefix *string `form:"prefix,omitempty" json:"prefix,omitempty"`
+
+	// Sort The order. For some time after an upgrade from a release without it, 503.
+	Sort *ListCredentialsParamsSort `form:"sort,omitempty" json:"sort,omitempty"`
+
 	// Status Only credentials that are so now.
 	Status *ListCredentialsParamsStatus `form:"status,omitempty" json:"status,omitempty"`
 
@@ -3642,6 +3663,9 @@ type ListCredentialsParams struct {
 	// ExpiresBefore Only credentials that expire, or have expired, before this time.
 	ExpiresBefore *time.Time `form:"expires_before,omitempty" json:"expires_before,omitempty"`
 }
+
+// ListCredentialsParamsSort defines parameters for ListCredentials.
+type ListCredentialsParamsSort string
 
 // ListCredentialsParamsStatus defines parameters for ListCredentials.
 type ListCredentialsParamsStatus string

@@ -35,7 +35,7 @@ func namesLike(cmd *cobra.Command, r *command.Server, begin string) (found []cob
 	defer cancel()
 	p := v2.ListCredentialsParams{Limit: new(pageSize)}
 	if begin != "" {
-		p.Q = &begin
+		p.Prefix = &begin
 	}
 	page, err := c.ListCredentials(ctx, &p)
 	if err != nil {

@@ -45,14 +45,10 @@ key needs the scope vault:read.`,
 			}
 			prefix, p := strings.Join(args, ""), v2.ListCredentialsParams{}
 			if prefix != "" {
-				p.Q = &prefix
+				p.Prefix = &prefix
 			}
 			all := []v2.Credential{} // [] in JSON
-			err = each(cmd.Context(), c, p, func(credential v2.Credential) {
-				if strings.HasPrefix(credential.Name, prefix) {
-					all = append(all, credential)
-				}
-			})
+			err = each(cmd.Context(), c, p, func(credential v2.Credential) { all = append(all, credential) })
 			if err != nil {
 				return err
 			}
