@@ -69,7 +69,9 @@ const (
 	MemberChanged          EventType = "MEMBER_CHANGED" // another role
 	MemberRemoved          EventType = "MEMBER_REMOVED"
 	InvitationRevoked      EventType = "INVITATION_REVOKED"
-	PolicyListed           EventType = "POLICY_LISTED" // policies of paths, and who has which
+	HistoryRuleListed      EventType = "HISTORY_RULE_LISTED"  // how many earlier versions are kept on which paths
+	HistoryRuleChanged     EventType = "HISTORY_RULE_CHANGED" // likewise; also when versions were erased that it no longer keeps
+	PolicyListed           EventType = "POLICY_LISTED"        // policies of paths, and who has which
 	PolicyCreated          EventType = "POLICY_CREATED"
 	PolicyChanged          EventType = "POLICY_CHANGED"
 	PolicyDeleted          EventType = "POLICY_DELETED"

@@ -212,6 +212,8 @@ const (
 	ReviewAccess       Action = "review_access"
 	ReviewInventory    Action = "review_inventory"
 	EraseReviewNote    Action = "erase_review_note"
+	ListHistoryRules   Action = "list_history_rules"
+	ChangeHistoryRule  Action = "change_history_rule"
 	ListPolicies       Action = "list_policies"
 	CreatePolicy       Action = "create_policy"
 	ChangePolicy       Action = "change_policy"
@@ -295,6 +297,8 @@ var rules = map[Action]rule{
 	ReviewAccess:       {scope: AccountAdmin, user: true, trialed: true},
 	ReviewInventory:    {scope: ComplianceRead, user: true, trialed: true},
 	EraseReviewNote:    {scope: AccountAdmin, trialed: true},
+	ListHistoryRules:   {scope: AccountAdmin, trialed: true},
+	ChangeHistoryRule:  {scope: AccountAdmin},
 	ListPolicies:       {scope: AccountAdmin, trialed: true},
 	CreatePolicy:       {scope: AccountAdmin},
 	ChangePolicy:       {scope: AccountAdmin},

@@ -19,6 +19,7 @@ var table = map[Action]string{
 	ExportAudit: "system:admin", AcceptRollback: "system:admin", ListKMSKeys: "system:admin", RewrapKeys: "system:admin", DestroyKMSKey: "system:admin",
 	ReviewLog: "audit:read+user!", ReviewAccess: "account:admin+user!", ReviewInventory: "compliance:read+user!",
 	EraseReviewNote: "account:admin!", ApproveAPIKey: "account:admin+user",
+	ListHistoryRules: "account:admin!", ChangeHistoryRule: "account:admin",
 	ListPolicies: "account:admin!", CreatePolicy: "account:admin", ChangePolicy: "account:admin", DeletePolicy: "account:admin!",
 	BindPolicy: "account:admin", UnbindPolicy: "account:admin", CheckAccess: "any!",
 	CreateAPIKey: "account:admin", ListAPIKeys: "account:admin!", RevokeAPIKey: "account:admin!",

@@ -201,6 +201,35 @@ func (g glob) matchesSegments(name []string) bool {
 	return true
 }
 
+// Glob is a pattern of paths that is no part of a policy.
+type Glob struct{ glob }
+
+// ParseGlob reads a glob. The error continues a sentence that begins with the name of the field.
+func ParseGlob(text string) (Glob, error) {
+	g, err := parseGlob(text)
+	return Glob{g}, err
+}
+
+// Matches reports whether the glob matches the path of that name.
+func (g Glob) Matches(name string) bool {
+	name = NormalizeName(name)
+	return g.matches(name, isPlain(name))
+}
+
+// IsNarrower reports which of two globs that match one name is the more specific one: the one that has,
+// at the first segment in which they differ, a segment rather than "*", and either rather than "**".
+func (g Glob) IsNarrower(than Glob) bool {
+	for i, s := range g.segments {
+		if i == len(than.segments) {
+			return true
+		}
+		if other := than.segments[i]; s != other {
+			return other == "*"
+		}
+	}
+	return false
+}
+
 // fresh is a segment that no glob has: none has a control character.
 const fresh = "\x00"
 

@@ -57,6 +57,7 @@ var scopeOf = map[audit.EventType]authz.Scope{
 	audit.APIKeyApproved: authz.AccountAdmin, audit.ReviewNoteErased: authz.AccountAdmin,
 	audit.MemberListed: authz.AccountAdmin, audit.MemberInvited: authz.AccountAdmin, audit.MemberChanged: authz.AccountAdmin,
 	audit.MemberRemoved: authz.AccountAdmin, audit.InvitationRevoked: authz.AccountAdmin,
+	audit.HistoryRuleListed: authz.AccountAdmin, audit.HistoryRuleChanged: authz.AccountAdmin,
 	audit.PolicyListed: authz.AccountAdmin, audit.PolicyCreated: authz.AccountAdmin, audit.PolicyChanged: authz.AccountAdmin,
 	audit.PolicyDeleted: authz.AccountAdmin, audit.PolicyBound: authz.AccountAdmin, audit.PolicyUnbound: authz.AccountAdmin,
 }

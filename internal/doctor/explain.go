@@ -144,7 +144,7 @@ func describe(family string, key, value []byte) string {
 		return "nothing"
 	}
 	switch family {
-	case "credential/", "former/":
+	case "credential/", "former/", "kept/":
 		r, err := record.Decode(value)
 		if err != nil {
 			return fmt.Sprintf("%d bytes that are no record of a credential", len(value))

@@ -310,7 +310,7 @@ func candidates(wanted map[string]bool, e *audit.Entry) (keys [][]byte) {
 	try("session/row/", "%s/%s", actor, id)
 	try("namespace/", "%s/%s", e.Attributes["cluster_uid"], e.Attributes["namespace_uid"])
 	version, _ := strconv.ParseUint(e.Attributes[audit.AttributeVersion], 10, 64)
-	for _, family := range []string{"credential/", "credential-version/", "former/"} {
+	for _, family := range []string{"credential/", "credential-version/", "former/", "kept/"} {
 		if !wanted[family] {
 			continue
 		}

@@ -141,6 +141,13 @@ var Families = []Family{
 	{Prefix: "former/", Deciding: true, Number: 24, Group: 3,
 		Says: "the previous version of a credential",
 		Risk: "a version that ended, or another record, stands for the previous version of an object's credential"},
+	// All kept versions of a credential are deleted together, and their number counts.
+	{Prefix: "kept/", Deciding: true, Number: 36, Group: 3,
+		Says: "a earlier version of a credential that a rule keeps",
+		Risk: "values that were erased are readable again"},
+	{Prefix: "kept-rules/", Deciding: true, Number: 37, MAC: true,
+		Says: "how many earlier versions a tenant keeps on which paths",
+		Risk: "versions are kept that a later rule erases, or erased that one keeps"},
 	{Prefix: "credential-version/", Deciding: true, Number: 25, MAC: true, Group: 3,
 		Says: "a line in the history of a credential, and its place in the index of names",
 		Risk: "a credential has another history, whose newest line also says where the index of names has it"},

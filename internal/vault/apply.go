@@ -115,7 +115,7 @@ func (v *Vault) Apply(ctx context.Context, p authz.Principal, uid string, expect
 	if err != nil {
 		return nil, err
 	}
-	keys, err := v.currentKeys(ctx, p.Tenant)
+	keys, err := currentKeys(ctx, v.keys, p.Tenant)
 	if err != nil {
 		return nil, err
 	}

@@ -7,6 +7,10 @@ import (
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
+// errDenied is the only answer for a credential that does not exist for the caller. It is the same
+// for every reason.
+var errDenied = fault.New(fault.Forbidden, "access denied")
+
 // ErrCondition refuses a change whose [Condition] does not hold. Only a caller that may unseal the
 // credential gets it.
 var ErrCondition = fault.New(fault.Conflict, "the credential is not the version that If-Match names: read it again, and repeat the change on what it is now")

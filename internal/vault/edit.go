@@ -11,6 +11,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/bounds"
@@ -129,4 +130,54 @@ func (v attempt) put(ctx context.Context, p authz.Principal, req PutRequest) (c 
 		return Credential{}, false, fmt.Errorf("storing a credential by its name: %w", v.refuseChanged(ctx, stored, err))
 	}
 	return credentialOf(r, now, false), created, nil
+}
+
+// Attributes of the entries of changes.
+const (
+	attributeUndo      = "undo_to"              // version whose values the new one has
+	attributeEncrypted = "versions_reencrypted" // how many kept versions were encrypted again, too
+)
+
+// earlierValues returns the values of a version of a credential. e is the entry of the change that wants
+// them. Error: fault.Invalid for a version that is not kept.
+func (v attempt) earlierValues(ctx context.Context, keys *keyring.Keys, p authz.Principal, id string, version uint64, e audit.Event) (map[string]secret.Bytes, error) {
+	found, err := v.open(ctx, keys, p, v.records.byVersion(p.Tenant, id, version))
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case found.failed:
+		e.Outcome, e.Attributes = audit.Failure, map[string]string{audit.AttributeReason: reasonIntegrity}
+		return nil, v.recordAccess(ctx, e)
+	case found.record == nil:
+		return nil, fault.New(fault.Invalid, fmt.Sprintf("version %d is not kept: the list of versions says which are readable", version))
+	}
+	return found.values, nil
+}
+
+// reencrypted returns the kept versions of a credential under new keys. e is the entry of the change.
+func (v attempt) reencrypted(ctx context.Context, keys *keyring.Keys, current *record.Record, e audit.Event) ([]*record.Record, error) {
+	var all []*record.Record
+	err := v.store.View(ctx, func(rd store.Reader) (err error) {
+		all, err = v.records.kept.All(rd, current)
+		return err
+	})
+	for _, r := range all {
+		var values map[string]secret.Bytes
+		if values, err = v.openRecord(ctx, keys, r); err == nil {
+			err = r.Seal(keys, values)
+			zero(values)
+		}
+		if err != nil {
+			break
+		}
+	}
+	if isDamaged(err) {
+		e.Outcome, e.Attributes = audit.Failure, map[string]string{audit.AttributeReason: reasonIntegrity}
+		return nil, v.recordAccess(ctx, e)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("encrypting kept versions again: %w", err)
+	}
+	return all, nil
 }

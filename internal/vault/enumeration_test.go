@@ -84,6 +84,7 @@ func TestAllThatIsNotThereIsOneCase(t *testing.T) {
 			_, err := f.vault.Patch(t.Context(), f.a, id, PatchRequest{Set: secrets(login)})
 			return err
 		},
+		"Undo":   func(id string) error { _, err := f.vault.Undo(t.Context(), f.a, id, 1, ""); return err },
 		"Delete": func(id string) error { return f.vault.Delete(t.Context(), f.a, id) },
 	}
 	for operation, do := range operations {

@@ -75,6 +75,7 @@ type watchedStore struct {
 	twice                                             bool
 	views, updates, gets, scans, rows, writes, events atomic.Int64
 	full                                              atomic.Bool
+	before                                            func() // called before each Update, if not nil
 }
 
 type watchedReader struct {
@@ -129,6 +130,9 @@ func (s *watchedStore) View(ctx context.Context, fn func(store.Reader) error) er
 }
 
 func (s *watchedStore) Update(ctx context.Context, fn func(store.Tx) error) error {
+	if s.before != nil {
+		s.before()
+	}
 	s.updates.Add(1)
 	if s.full.Load() {
 		return fault.New(fault.Unavailable, "no space left")

@@ -20,6 +20,12 @@ import (
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
+// Filter selects the credentials that match all of its fields.
+type Filter = listing.Filter
+
+// ListQuery selects a page of the list. The zero value selects the whole list.
+type ListQuery = listing.Query
+
 // List returns the credentials of p's tenant in the order of their ids, or of their names when the
 // query asks for that or has a prefix, and the cursor of the next page, if any. It includes expired
 // credentials and marks them. It leaves out those outside p's policies, without a look at them, and is
@@ -136,7 +142,7 @@ func (v *Vault) Versions(ctx context.Context, p authz.Principal, id string) ([]h
 	}
 	var list []history.Version
 	l, err := v.look(ctx, p, authz.ListVersions, id, func(rd store.Reader, l *lookup, id string) (err error) {
-		list, err = v.records.history.List(rd, p.Tenant, id, l.record)
+		list, err = v.records.versions(rd, p.Tenant, id, l.record, v.now())
 		if isDamaged(err) {
 			l.failed, err = true, nil
 		}

@@ -19,7 +19,7 @@ func TestPagesEndAlikeWhateverIsHidden(t *testing.T) {
 		f.sealFor(f.a, "free", "database", 30)
 	}
 	shop := f.pod("cluster", "shop")
-	for _, left := range []listing.Budget{pageBudget(), {Records: 1, Bytes: 1 << 20}, {Records: 12, Bytes: 1 << 20}, {Records: 30, Bytes: 1 << 20}, {Records: 60, Bytes: 1 << 20}} {
+	for _, left := range []listing.Budget{listing.PageBudget(), {Records: 1, Bytes: 1 << 20}, {Records: 12, Bytes: 1 << 20}, {Records: 30, Bytes: 1 << 20}, {Records: 60, Bytes: 1 << 20}} {
 		f.vault.pageBudget = left
 		_, none := f.pages(shop, ListQuery{Filter: Filter{Text: "nothing has this"}})
 		for _, filter := range []Filter{{Text: "canary"}, {Type: "generic", Text: "canary-1"}, {ExpiresBefore: f.now().Add(3 * day)}} {

@@ -108,7 +108,7 @@ func TestAFilteredListShowsEachCredentialOnce(t *testing.T) {
 		}
 		slices.Sort(want)
 		for _, limit := range limits {
-			for _, left := range []listing.Budget{pageBudget(), {Records: 1, Bytes: 1 << 20}, {Records: 30, Bytes: 1 << 20}, {Records: 2500, Bytes: 1}} {
+			for _, left := range []listing.Budget{listing.PageBudget(), {Records: 1, Bytes: 1 << 20}, {Records: 30, Bytes: 1 << 20}, {Records: 2500, Bytes: 1}} {
 				f.vault.pageBudget = left
 				if got, _ := f.pages(f.a, ListQuery{Filter: filter, Limit: limit}); !slices.Equal(got, want) {
 					t.Errorf("%+v in pages of %d with %v: %d of %d: %v", filter, limit, left, len(got), len(want), got)
@@ -122,7 +122,7 @@ func TestAFilteredListShowsEachCredentialOnce(t *testing.T) {
 // A page ends after a bounded number of reads, wherever the matches are.
 func TestAPageLooksAtABoundedNumberOfCredentials(t *testing.T) {
 	f := newFixture(t, time.Minute)
-	f.fill(3 * pageBudget().Records)
+	f.fill(3 * listing.PageBudget().Records)
 	for what, q := range map[string]ListQuery{
 		"nothing is found": {Filter: Filter{Text: "none"}, Limit: 100}, "without a limit": {Filter: Filter{Text: "none"}},
 		"all are found": {Filter: Filter{Text: "filled"}}, "nothing is searched for": {Limit: 100},
@@ -131,7 +131,7 @@ func TestAPageLooksAtABoundedNumberOfCredentials(t *testing.T) {
 		list, next, err := f.vault.List(t.Context(), f.a, q)
 		must(t, err)
 		// The log reads some rows too.
-		if n := f.store.rows.Load(); next == "" || n > int64(pageBudget().Records)+100 || f.store.gets.Load() > int64(pageBudget().Records)+100 {
+		if n := f.store.rows.Load(); next == "" || n > int64(listing.PageBudget().Records)+100 || f.store.gets.Load() > int64(listing.PageBudget().Records)+100 {
 			t.Errorf("%s: %d rows, %d found, cursor %q", what, n, len(list), next)
 		}
 		if q.Text == "" && len(list) != 100 {
@@ -143,7 +143,7 @@ func TestAPageLooksAtABoundedNumberOfCredentials(t *testing.T) {
 		t.Errorf("%d found on %d pages", len(got), pages)
 	}
 	s, err := f.vault.Summary(t.Context(), f.a, day)
-	if err != nil || !s.Complete || s.Total != 3*pageBudget().Records {
+	if err != nil || !s.Complete || s.Total != 3*listing.PageBudget().Records {
 		t.Errorf("%+v %v", s, err)
 	}
 	f.vault.summaryBudget = listing.Budget{Records: 100, Bytes: 1 << 20}
@@ -247,7 +247,7 @@ func TestListsAndSummariesShowAServiceAccountNothingOfOtherNamespaces(t *testing
 	want := []string{own, free}
 	slices.Sort(want)
 	shop := f.pod("cluster", "shop")
-	for _, left := range []listing.Budget{pageBudget(), {Records: 1, Bytes: 1 << 20}, {Records: 12, Bytes: 1 << 20}} {
+	for _, left := range []listing.Budget{listing.PageBudget(), {Records: 1, Bytes: 1 << 20}, {Records: 12, Bytes: 1 << 20}} {
 		f.vault.pageBudget = left
 		for _, filter := range []Filter{{}, {Text: "DB"}, {Status: listing.Active}} {
 			if got, _ := f.pages(shop, ListQuery{Filter: filter, Limit: 1}); !slices.Equal(got, want) {

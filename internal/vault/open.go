@@ -31,7 +31,7 @@ func (v *Vault) Unseal(ctx context.Context, p authz.Principal, id string) (Unsea
 // ends. For the previous version, ExpiresAt of the answer is that end. Any other version does not
 // exist.
 func (v *Vault) UnsealVersion(ctx context.Context, p authz.Principal, id string, version uint64) (Unsealed, error) {
-	return v.unseal(ctx, p, byVersion(p.Tenant, id, version))
+	return v.unseal(ctx, p, v.records.byVersion(p.Tenant, id, version))
 }
 
 // UnsealByName is [Vault.Unseal] for the credential with a name. It prefers a credential that an
@@ -105,8 +105,8 @@ func byID(a authz.Action, id string) finder {
 }
 
 // byVersion finds one version of a credential. It reads and verifies the same rows, whether or not
-// an object, a previous version or the credential itself exists.
-func byVersion(tenant authz.TenantID, id string, version uint64) finder {
+// an object, a earlier version or the credential itself exists.
+func (s recordStore) byVersion(tenant authz.TenantID, id string, version uint64) finder {
 	which := byID(authz.UnsealCredential, id)
 	which.version = func(rd store.Reader, l *lookup, id string, by ownership) error {
 		key := history.PreviousKey(tenant, id, version)
@@ -115,6 +115,10 @@ func byVersion(tenant authz.TenantID, id string, version uint64) finder {
 			return err
 		}
 		current, row := l.record, by.row
+		kept, err := s.kept.Find(rd, current, tenant, id, version)
+		if err != nil {
+			return err
+		}
 		if current == nil || current.Version == version {
 			return nil
 		}
@@ -122,6 +126,8 @@ func byVersion(tenant authz.TenantID, id string, version uint64) finder {
 		switch {
 		case by.damaged:
 			l.failed = true
+		case !by.owned && kept != nil:
+			l.record = kept // readable as long as the credential is
 		case row == nil || stored == nil || row.Version != current.Version || row.Previous == nil || row.Previous.Version != version:
 		default:
 			if l.record, err = history.PreviousAt(key, stored); err != nil {

@@ -191,10 +191,10 @@ func listsTellNothing(t *testing.T, indexed bool) {
 	f.object("shop", "theirs", 0, 30, 0)
 	damaged := f.sealNamed(f.a, "mine/damaged", login)
 	f.tamper(func(tx store.Tx) error { return tx.Put(record.Key(f.a.Tenant, damaged.ID, 1), []byte("x")) })
-	for _, left := range []listing.Budget{pageBudget(), {Records: 3, Bytes: 1 << 20}} {
-		f.vault.pageBudget, f.vault.summaryBudget = left, summaryBudget()
+	for _, left := range []listing.Budget{listing.PageBudget(), {Records: 3, Bytes: 1 << 20}} {
+		f.vault.pageBudget, f.vault.summaryBudget = left, listing.SummaryBudget()
 		for i, q := range queries {
-			if got := ask(q); left == pageBudget() && fmt.Sprint(got) != fmt.Sprint(alone[i]) || got.summary.Total != 5 {
+			if got := ask(q); left == listing.PageBudget() && fmt.Sprint(got) != fmt.Sprint(alone[i]) || got.summary.Total != 5 {
 				t.Errorf("%+v: %v, alone it was %v", q, got, alone[i])
 			}
 		}

@@ -67,7 +67,7 @@ func TestNoPreviousVersionIsReadFromRowsThatWereMoved(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			keys, err := f.vault.currentKeys(t.Context(), f.a.Tenant)
+			keys, err := currentKeys(t.Context(), f.keys, f.a.Tenant)
 			if err != nil {
 				return err
 			}
@@ -159,7 +159,7 @@ func TestAnotherRecordIsNotShownAsThePreviousVersion(t *testing.T) {
 		keys, records := f.rows("former/")
 		r, err := record.Decode(records[0])
 		must(t, err)
-		current, err := f.vault.currentKeys(t.Context(), f.a.Tenant)
+		current, err := currentKeys(t.Context(), f.keys, f.a.Tenant)
 		must(t, err)
 		must(t, r.Seal(current, secrets(map[string]string{"p": "forged"})))
 		if o, err := f.vault.Owned(t.Context(), f.operator(), uid); err != nil || o.Previous == nil {

@@ -2,6 +2,7 @@ package vault
 
 import (
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
@@ -11,6 +12,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/history"
 	"github.com/latticekeep/latticekeep/internal/vault/idempotency"
+	"github.com/latticekeep/latticekeep/internal/vault/kept"
 	"github.com/latticekeep/latticekeep/internal/vault/mac"
 	"github.com/latticekeep/latticekeep/internal/vault/nameindex"
 	"github.com/latticekeep/latticekeep/internal/vault/pathindex"
@@ -24,6 +26,7 @@ type recordStore struct {
 	mac.Rows
 	names   nameindex.Index
 	history history.Rows
+	kept    kept.Rows
 	owners  ownerRows
 }
 
@@ -51,7 +54,8 @@ func (s recordStore) put(tx store.Tx, r *record.Record, change audit.EventType, 
 }
 
 // replace stores next in place of old, if old is still the newest version. Otherwise it returns
-// errMoved. With other values it forgets the request that made old, whose row depends on the old ones.
+// errMoved. With other values it keeps old, where a rule says so, and forgets the request that made old,
+// whose row depends on the old ones.
 func (s recordStore) replace(tx store.Tx, old, next *record.Record, change audit.EventType) error {
 	current, err := record.Find(tx, old.Tenant, old.ID)
 	if err != nil {
@@ -63,7 +67,7 @@ func (s recordStore) replace(tx store.Tx, old, next *record.Record, change audit
 	if change != audit.CredentialReencrypted {
 		err = tx.Delete(idempotency.RequestKey(next.Tenant, next.ID))
 	}
-	return errors.Join(err, s.put(tx, next, change, nil))
+	return errors.Join(err, s.put(tx, next, change, nil), s.kept.Replaced(tx, old, next, change != audit.CredentialReencrypted))
 }
 
 // remove deletes all rows of a credential, damaged ones too.
@@ -72,6 +76,7 @@ func (s recordStore) remove(tx store.Tx, tenant authz.TenantID, id string) error
 		s.unindex(tx, tenant, id),
 		mac.DeleteAll(tx, history.Prefix(tenant, id)),
 		mac.DeleteAll(tx, record.Prefix(tenant, id)),
+		mac.DeleteAll(tx, kept.Prefix(tenant, id)),
 		mac.DeleteAll(tx, history.PreviousPrefix(tenant, id)), // the object's row may still name one, without effect
 		tx.Delete(idempotency.RequestKey(tenant, id)),
 		tx.Delete(releasedKey(tenant, id)),
@@ -94,8 +99,13 @@ func (s recordStore) disown(tx store.Tx, tenant authz.TenantID, id string, curre
 	return s.index(tx, current, change, nil)
 }
 
+// index writes the line in the history and the rows in the indexes of r, and deletes what an object's
+// credential does not have: kept versions.
 func (s recordStore) index(tx store.Tx, r *record.Record, change audit.EventType, o *Object) error {
 	rows, err := s.indexRows(r, change, o)
+	if err == nil && o != nil {
+		err = mac.DeleteAll(tx, kept.Prefix(r.Tenant, r.ID))
+	}
 	if err != nil {
 		return err
 	}
@@ -111,6 +121,34 @@ func (s recordStore) indexRows(r *record.Record, change audit.EventType, o *Obje
 	line, err := s.history.Encode(r, change, hash, o)
 	place := mac.Row{Key: pathindex.Key(r.Tenant, r.Name, r.ID), Value: []byte{}}
 	return append([]mac.Row{line, place}, s.names.Encode(r, hash, o)...), err
+}
+
+// versions returns the history of a credential, newest version first. current is the credential's record,
+// nil for none; the same rows are read then. Error: one that isDamaged knows.
+func (s recordStore) versions(rd store.Reader, tenant authz.TenantID, id string, current *record.Record, now time.Time) ([]history.Version, error) {
+	list, err := s.history.List(rd, tenant, id, current)
+	if err != nil {
+		return nil, err
+	}
+	by, err := s.owners.of(rd, tenant, id)
+	if err != nil {
+		return nil, err
+	}
+	name := ""
+	if current != nil {
+		name = current.Name
+	}
+	readable, err := s.kept.Versions(rd, tenant, id, name)
+	if by.owned {
+		readable = nil
+	}
+	if by.row != nil && by.row.Previous.Readable(now) {
+		readable = append(readable, by.row.Previous.Version)
+	}
+	for i, version := range list {
+		list[i].Readable = version.Current || slices.Contains(readable, version.Number)
+	}
+	return list, err
 }
 
 // unindex removes a credential from every section of the name index that its record, its newest

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/guard"
@@ -45,7 +46,7 @@ func (v *Vault) Seal(ctx context.Context, p authz.Principal, req SealRequest) (C
 }
 
 func (v attempt) seal(ctx context.Context, p authz.Principal, req SealRequest, fp *idempotency.Fingerprint) (Credential, error) {
-	keys, err := v.currentKeys(ctx, p.Tenant)
+	keys, err := currentKeys(ctx, v.keys, p.Tenant)
 	if err != nil {
 		return Credential{}, err
 	}
@@ -96,7 +97,8 @@ func (v attempt) replay(ctx context.Context, p authz.Principal, fp *idempotency.
 }
 
 // Rotate encrypts a credential again with a new ML-KEM-768 key pair, as its next version with a
-// full TTL, and deletes the old ciphertext. Errors: fault.Forbidden for a credential that does not
+// full TTL, and deletes the old ciphertext. So it does with each kept version, which keeps its number.
+// Errors: fault.Forbidden for a credential that does not
 // exist for p or belongs to an object; [ErrCondition]; fault.Unavailable.
 func (v *Vault) Rotate(ctx context.Context, p authz.Principal, id string, ifMatch ...Condition) (Credential, error) {
 	return retryConflicts(func() (Credential, error) {
@@ -105,10 +107,11 @@ func (v *Vault) Rotate(ctx context.Context, p authz.Principal, id string, ifMatc
 }
 
 // Replace stores new values as the credential's next version, under new keys and with a full TTL,
-// and deletes the old ciphertext. Errors: those of [Vault.Rotate], and fault.Invalid.
+// and deletes the old ciphertext unless a rule of the history keeps it. Errors: those of [Vault.Rotate],
+// and fault.Invalid.
 func (v *Vault) Replace(ctx context.Context, p authz.Principal, id string, req ReplaceRequest) (Credential, error) {
 	return retryConflicts(func() (Credential, error) {
-		return attempt{v}.change(ctx, p, id, edit{authz.ReplaceCredential, req.validate, req.values, req.TTLDays, "", false}, req.IfMatch)
+		return attempt{v}.change(ctx, p, id, edit{action: authz.ReplaceCredential, validate: req.validate, values: req.values, ttlDays: req.TTLDays}, req.IfMatch)
 	})
 }
 
@@ -121,7 +124,19 @@ func (v *Vault) Patch(ctx context.Context, p authz.Principal, id string, req Pat
 		return Credential{}, err
 	}
 	return retryConflicts(func() (Credential, error) {
-		return attempt{v}.change(ctx, p, id, edit{authz.ReplaceCredential, req.validate, req.values, req.TTLDays, "", true}, req.IfMatch)
+		return attempt{v}.change(ctx, p, id, edit{action: authz.ReplaceCredential, validate: req.validate, values: req.values, ttlDays: req.TTLDays, reads: true}, req.IfMatch)
+	})
+}
+
+// Undo stores the values of a kept version as the credential's next version, under new keys and with a
+// full TTL. It also needs the right to unseal. Errors: those of [Vault.Replace], fault.Invalid also for a
+// version that is not kept.
+func (v *Vault) Undo(ctx context.Context, p authz.Principal, id string, version uint64, ifMatch Condition) (Credential, error) {
+	if err := requireRead(ctx, v.guard, p, authz.ReplaceCredential); err != nil {
+		return Credential{}, err
+	}
+	return retryConflicts(func() (Credential, error) {
+		return attempt{v}.change(ctx, p, id, edit{action: authz.ReplaceCredential, version: version, reads: true}, ifMatch)
 	})
 }
 
@@ -189,13 +204,14 @@ type edit struct {
 	ttlDays  int
 	name     string // a new name renews nothing: it keeps the time at which the credential expires
 	reads    bool   // takes the right to read the credential, too
+	version  uint64 // version whose values it gets; 0 for none
 }
 
 // change stores the next version of a credential. It opens the old version in every case, because it
 // signs the old metadata again and must verify it first.
 func (v attempt) change(ctx context.Context, p authz.Principal, id string, to edit, ifMatch ...Condition) (Credential, error) {
 	change := audit.CredentialReencrypted
-	if to.values != nil {
+	if to.values != nil || to.version != 0 {
 		change = audit.CredentialRotated
 	}
 	keys, err := v.ready(ctx, p, to.action)
@@ -228,10 +244,15 @@ func (v attempt) change(ctx context.Context, p authz.Principal, id string, to ed
 		return Credential{}, cmp.Or(v.guard.Record(ctx, e), refused)
 	}
 	old, next := found.record, SealRequest{Values: found.values}
-	if to.values != nil {
-		if next.Values, err = to.values(found.values); err != nil {
-			return Credential{}, err
-		}
+	switch {
+	case to.version != 0:
+		next.Values, err = v.earlierValues(ctx, keys, p, old.ID, to.version, e)
+		defer zero(next.Values)
+	case to.values != nil:
+		next.Values, err = to.values(found.values)
+	}
+	if err != nil {
+		return Credential{}, err
 	}
 	next.Name, next.Type, next.TTLDays = cmp.Or(to.name, old.Name), old.Type, cmp.Or(to.ttlDays, int(old.TTLDays))
 	r := newRecord(p.Tenant, old.ID, old.Version+1, old.CreatedAt, now, next)
@@ -241,7 +262,19 @@ func (v attempt) change(ctx context.Context, p authz.Principal, id string, to ed
 	if err := r.Seal(keys, next.Values); err != nil {
 		return Credential{}, err
 	}
+	var again []*record.Record // kept versions under new keys
+	if to.action == authz.RotateCredential {
+		if again, err = v.reencrypted(ctx, keys, old, e); err != nil {
+			return Credential{}, err
+		}
+	}
 	changed := versionEvent(r, change, p)
+	if to.version != 0 {
+		changed.Attributes[attributeUndo] = strconv.FormatUint(to.version, 10)
+	}
+	if len(again) > 0 {
+		changed.Attributes[attributeEncrypted] = strconv.Itoa(len(again))
+	}
 	free := func(store.Reader) error { return nil }
 	if to.name != "" {
 		changed.Attributes[audit.AttributeRenamed] = "true"
@@ -251,7 +284,7 @@ func (v attempt) change(ctx context.Context, p authz.Principal, id string, to ed
 		if err := free(tx); err != nil {
 			return err
 		}
-		return errors.Join(v.records.replace(tx, old, r, change), appendEvent(v.guard, tx, changed))
+		return errors.Join(v.records.replace(tx, old, r, change), v.records.kept.PutAgain(tx, again), appendEvent(v.guard, tx, changed))
 	})
 	if errors.Is(err, ErrTaken) {
 		e.Outcome, e.Attributes = audit.Denied, map[string]string{audit.AttributeReason: reasonTaken}

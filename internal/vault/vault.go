@@ -39,6 +39,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/history"
 	"github.com/latticekeep/latticekeep/internal/vault/idempotency"
+	"github.com/latticekeep/latticekeep/internal/vault/kept"
 	"github.com/latticekeep/latticekeep/internal/vault/listing"
 	"github.com/latticekeep/latticekeep/internal/vault/mac"
 	"github.com/latticekeep/latticekeep/internal/vault/nameindex"
@@ -58,6 +59,9 @@ type Vault struct {
 	previous    previousVersions
 	idempotency *idempotency.Keys
 
+	// Rules are those of the history.
+	Rules *kept.Keeper
+
 	pageBudget, summaryBudget listing.Budget
 }
 
@@ -67,20 +71,17 @@ func New(s store.Store, guard *guard.Guard, keys *keyring.Ring, now func() time.
 	owners := ownerRows{rows}
 	return &Vault{
 		store: s, guard: guard, keys: keys, now: now, opener: (*record.Record).Open,
-		records:     recordStore{Rows: rows, names: nameindex.Index{Rows: rows}, history: history.Rows{Rows: rows}, owners: owners},
+		records:     recordStore{Rows: rows, names: nameindex.Index{Rows: rows}, history: history.Rows{Rows: rows}, kept: kept.Rows{Rows: rows}, owners: owners},
 		previous:    previousVersions{store: s, guard: guard, owners: owners, now: now},
 		idempotency: idempotency.New(rows, s, now),
-		pageBudget:  pageBudget(), summaryBudget: summaryBudget(),
+		Rules:       kept.NewKeeper(s, guard, kept.Rows{Rows: rows}),
+		pageBudget:  listing.PageBudget(), summaryBudget: listing.SummaryBudget(),
 	}
 }
 
 // readTimeout bounds a read. If the read cannot be recorded, it is refused within a second, even
 // when the store or the KMS hangs.
 const readTimeout = 900 * time.Millisecond
-
-// errDenied is the only answer for a credential that does not exist for the caller. It is the same
-// for every reason.
-var errDenied = fault.New(fault.Forbidden, "access denied")
 
 // Reasons in audit entries.
 const (
@@ -96,13 +97,13 @@ func (v *Vault) ready(ctx context.Context, p authz.Principal, a authz.Action) (*
 	if err := v.guard.Admit(ctx, p, a); err != nil {
 		return nil, err
 	}
-	return v.currentKeys(ctx, p.Tenant)
+	return currentKeys(ctx, v.keys, p.Tenant)
 }
 
 // currentKeys returns the tenant's keys. Each operation calls it once and therefore asks the KMS at
 // most once.
-func (v *Vault) currentKeys(ctx context.Context, tenant authz.TenantID) (*keyring.Keys, error) {
-	keys, err := v.keys.Current(ctx, tenant)
+func currentKeys(ctx context.Context, ring *keyring.Ring, tenant authz.TenantID) (*keyring.Keys, error) {
+	keys, err := ring.Current(ctx, tenant)
 	if err != nil {
 		return nil, fmt.Errorf("unwrapping the tenant's keys: %w", err)
 	}
@@ -173,11 +174,12 @@ func retryConflicts(attempt func() (Credential, error)) (Credential, error) {
 	return Credential{}, fault.Wrap(fault.Unavailable, fault.Unavailable.Error(), errMoved)
 }
 
-// Sweep deletes the idempotency keys that are a day old and ends the previous versions whose time
-// is over. It returns their total number. The process calls it about once a minute. An error in one
+// Sweep deletes the idempotency keys that are a day old, ends the previous versions whose time is over,
+// and erases what no rule of the history keeps any more. It returns their total number. The process calls it about once a minute. An error in one
 // part does not stop the other.
 func (v *Vault) Sweep(ctx context.Context) (int, error) {
 	ended, err := v.previous.endDue(ctx)
 	forgotten, err2 := v.idempotency.ForgetDue(ctx)
-	return ended + forgotten, errors.Join(err, err2)
+	erased, err3 := v.Rules.Sweep(ctx)
+	return ended + forgotten + erased, errors.Join(err, err2, err3)
 }

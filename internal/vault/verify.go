@@ -14,6 +14,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/history"
+	"github.com/latticekeep/latticekeep/internal/vault/kept"
 	"github.com/latticekeep/latticekeep/internal/vault/nameindex"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
@@ -45,7 +46,8 @@ func VerifyStore(ctx context.Context, s store.Store, o verify.Options) (verify.R
 // CompareRows compares every credential row in s with the report of the log's verification, and
 // passes each fault to found. Each row must be the version that the log recorded last, each recorded
 // credential must have its row, and a deleted credential must have none. A previous version must be
-// one that the log says was kept and that has not ended; it may also be missing. The index of names
+// one that the log says was kept and that has not ended; it may also be missing. A kept version must be
+// an earlier one of a credential that is there; the state says which rows there are. The index of names
 // must lead to each credential and to no other. CompareRows needs no secret key, so it does not check
 // the MACs of the index, nor the names of credentials that objects own. The report on a range does
 // not say which credentials must exist, so then nothing is compared.
@@ -98,6 +100,19 @@ func CompareRows(ctx context.Context, s store.Store, report verify.Report, found
 	})
 	if err != nil {
 		return fmt.Errorf("reading previous versions: %w", err)
+	}
+	err = audit.ScanAll(ctx, s, store.Prefix([]byte(kept.Family)), func(key, value []byte) error {
+		id := parseCredentialKey(key)
+		state, known := report.Credentials[id]
+		current, _ := strconv.ParseUint(state.Version, 10, 64) // the log's own spelling
+		if r, err := kept.At(key, value); err != nil || !known || state.Deleted || r.Version >= current {
+			fault(key, cmp.Or(state.Sequence, report.Sequence),
+				"the row of a kept version is damaged, or credential %q of tenant %q can have no such version", id.Credential, id.Tenant)
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("reading kept versions: %w", err)
 	}
 	for id, state := range report.Credentials {
 		if !state.Deleted && !seen[id] {

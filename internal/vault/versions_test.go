@@ -108,7 +108,7 @@ func TestVersionsTellHowACredentialCameToBe(t *testing.T) {
 	f.advance(day)
 	f.replace(c.ID, 7, login)
 	want := []history.Version{
-		{Number: 3, Change: "rotated", Current: true, SealedAt: sealed.Add(2 * day), ExpiresAt: sealed.Add(9 * day)},
+		{Number: 3, Change: "rotated", Current: true, Readable: true, SealedAt: sealed.Add(2 * day), ExpiresAt: sealed.Add(9 * day)},
 		{Number: 2, Change: "reencrypted", Current: false, SealedAt: sealed.Add(day), ExpiresAt: sealed.Add(31 * day)},
 		{Number: 1, Change: "sealed", Current: false, SealedAt: sealed, ExpiresAt: sealed.Add(30 * day)},
 	}

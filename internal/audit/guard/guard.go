@@ -302,6 +302,8 @@ var attempts = map[authz.Action]attempt{
 	authz.ReviewAccess:       {audit.AccessReviewed, audit.ComplianceResource},
 	authz.ReviewInventory:    {audit.InventoryReviewed, audit.ComplianceResource},
 	authz.EraseReviewNote:    {audit.ReviewNoteErased, audit.LogResource},
+	authz.ListHistoryRules:   {audit.HistoryRuleListed, audit.TenantResource},
+	authz.ChangeHistoryRule:  {audit.HistoryRuleChanged, audit.TenantResource},
 	authz.ListPolicies:       {audit.PolicyListed, audit.PolicyResource},
 	authz.CreatePolicy:       {audit.PolicyCreated, audit.PolicyResource},
 	authz.ChangePolicy:       {audit.PolicyChanged, audit.PolicyResource},

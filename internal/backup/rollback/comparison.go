@@ -23,6 +23,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/sealingkey"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault"
+	"github.com/latticekeep/latticekeep/internal/vault/kept"
 )
 
 // Options say what is rolled back to what.
@@ -481,6 +482,39 @@ func (r *rollback) policies(ctx context.Context) (all []Removal, err error) {
 					_, err := r.identity.Access.ChangePolicy(ctx, systemIn(tenant), id, both)
 					return err
 				},
+			})
+		}
+	}
+	return all, err
+}
+
+// historyRules finds the rules of the history that kept less later. Each gets the number of later, and one
+// that is gone is removed.
+func (r *rollback) historyRules(ctx context.Context) (all []Removal, err error) {
+	found, err := r.pairs(ctx, kept.RulesFamily, 1)
+	for _, p := range found {
+		var row, now struct{ Rules []kept.Rule }
+		if err := errors.Join(err, r.decode(p.key, p.at, &row), r.decode(p.key, p.later, &now)); err != nil {
+			return nil, err
+		}
+		system := systemIn(p.name[0])
+		for _, rule := range now.Rules { // a later one that is narrower keeps less than the one that it is part of
+			i := slices.IndexFunc(row.Rules, func(old kept.Rule) bool { return old.Path == rule.Path })
+			if i >= 0 && rule.Versions >= row.Rules[i].Versions {
+				continue
+			}
+			all = append(all, Removal{
+				Event: audit.HistoryRuleChanged, Tenant: system.Tenant, ID: string(system.Tenant), Detail: "keeps what it kept later",
+				apply: func(ctx context.Context) error { _, err := r.vault.Rules.Set(ctx, system, rule); return err },
+			})
+		}
+		for _, rule := range row.Rules {
+			if slices.ContainsFunc(now.Rules, func(later kept.Rule) bool { return later.Path == rule.Path }) {
+				continue
+			}
+			all = append(all, Removal{
+				Event: audit.HistoryRuleChanged, Tenant: system.Tenant, ID: string(system.Tenant), Detail: "a rule that was removed",
+				apply: func(ctx context.Context) error { _, err := r.vault.Rules.Remove(ctx, system, rule.Path); return err },
 			})
 		}
 	}

@@ -19,23 +19,24 @@ const (
 // Effects has every type of entry. A type that puts back access when it is undone must be Kept.
 var Effects = map[audit.EventType]Effect{
 	// What was taken away.
-	audit.SealingKeyRetired: Kept, // a retired sealing key would open values again
-	audit.NamespaceMapped:   Kept, // pods of the namespace would reach the tenant that it left
-	audit.APIKeyRevoked:     Kept,
-	audit.APIKeySuspended:   Kept,
-	audit.CredentialDeleted: Kept, // its previous version stays deleted, too
-	audit.UserSignedOut:     Kept,
-	audit.SessionRefreshed:  Kept, // a used refresh token would be new again, so its session ends
-	audit.SessionEnded:      Kept,
-	audit.PasswordChanged:   Kept, // the earlier password would sign in
-	audit.PasswordReset:     Kept, // likewise
-	audit.MemberJoined:      Kept, // the used invitation; the member is lost
-	audit.MemberChanged:     Kept, // a lowered role; a raised one is lost
-	audit.MemberRemoved:     Kept, // sessions, API keys and invitations of the member stay removed, too
-	audit.InvitationRevoked: Kept,
-	audit.ReviewNoteErased:  Kept,
-	audit.PolicyChanged:     Kept, // what it no longer allowed; what it allowed in addition is lost
-	audit.PolicyBound:       Kept, // likewise, of a user, an API key or a ServiceAccount
+	audit.SealingKeyRetired:  Kept, // a retired sealing key would open values again
+	audit.NamespaceMapped:    Kept, // pods of the namespace would reach the tenant that it left
+	audit.APIKeyRevoked:      Kept,
+	audit.APIKeySuspended:    Kept,
+	audit.CredentialDeleted:  Kept, // its previous version stays deleted, too
+	audit.UserSignedOut:      Kept,
+	audit.SessionRefreshed:   Kept, // a used refresh token would be new again, so its session ends
+	audit.SessionEnded:       Kept,
+	audit.PasswordChanged:    Kept, // the earlier password would sign in
+	audit.PasswordReset:      Kept, // likewise
+	audit.MemberJoined:       Kept, // the used invitation; the member is lost
+	audit.MemberChanged:      Kept, // a lowered role; a raised one is lost
+	audit.MemberRemoved:      Kept, // sessions, API keys and invitations of the member stay removed, too
+	audit.InvitationRevoked:  Kept,
+	audit.ReviewNoteErased:   Kept,
+	audit.HistoryRuleChanged: Kept, // what it erased; the rules are those of later
+	audit.PolicyChanged:      Kept, // what it no longer allowed; what it allowed in addition is lost
+	audit.PolicyBound:        Kept, // likewise, of a user, an API key or a ServiceAccount
 
 	// What was given or changed.
 	audit.SealingKeyCreated:     Lost, // values that were sealed for it have to be sealed again
@@ -96,6 +97,7 @@ var Effects = map[audit.EventType]Effect{
 	audit.AccountRead:           None,
 	audit.SessionListed:         None,
 	audit.MemberListed:          None,
+	audit.HistoryRuleListed:     None,
 	audit.PolicyListed:          None,
 	audit.AccessChecked:         None,
 	audit.AuditRead:             None,

@@ -33,6 +33,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
 	"github.com/latticekeep/latticekeep/internal/vault"
+	"github.com/latticekeep/latticekeep/internal/vault/kept"
 	"github.com/latticekeep/latticekeep/test/servertest"
 )
 
@@ -384,6 +385,38 @@ var scenes = []scene{
 				if r.has("owned/"+string(w.tenant)+"/uid-deleted") != revived {
 					r.t.Errorf("the row of the object: %v", !revived)
 				}
+			}
+	}},
+	{audit.HistoryRuleChanged, "versions that a rule no longer keeps", func(w *world) (func(), func(*restored, bool)) {
+		p, ctx := authz.SystemPrincipal(w.tenant), w.t.Context()
+		values := func(v string) map[string]secret.Bytes { return map[string]secret.Bytes{"k": secret.Bytes(v)} }
+		rule := func(path string, versions int) {
+			_, err := w.Vault.Rules.Set(ctx, p, kept.Rule{Path: path, Versions: versions})
+			must(w.t, err)
+		}
+		rule("kept/*", 3)
+		rule("kept/removed", 3)
+		rule("**", 0)
+		var ids []string
+		for _, name := range []string{"kept/lowered", "kept/narrowed", "kept/removed"} {
+			c, err := w.Vault.Seal(ctx, p, vault.SealRequest{Name: name, Type: "t", Values: values("1")})
+			must(w.t, err)
+			_, err = w.Vault.Replace(ctx, p, c.ID, vault.ReplaceRequest{Values: values("2")})
+			must(w.t, err)
+			ids = append(ids, c.ID)
+		}
+		return func() {
+				rule("kept/narrowed", 0)
+				rule("kept/*", 0)
+				_, err := w.Vault.Rules.Remove(ctx, p, "kept/removed")
+				must(w.t, err)
+			}, func(r *restored, revived bool) {
+				for _, id := range ids {
+					if r.has("kept/"+string(w.tenant)+"/"+id) != revived {
+						r.t.Errorf("a kept version: %v", !revived)
+					}
+				}
+				r.want(audit.HistoryRuleChanged, string(w.tenant), !revived)
 			}
 	}},
 	{audit.UserSignedOut, "a session that was signed out", func(w *world) (func(), func(*restored, bool)) {

@@ -49,6 +49,10 @@ const (
 	// Paths is the format of a store with an index of the paths of credentials: a program that does not
 	// know it writes credentials that lists would miss. No release has one of the two and not the other.
 	Paths = 5
+
+	// Kept is the format of a store with kept versions of credentials (package vault/kept): a program that
+	// does not know them deletes a credential and leaves its earlier values. No release has this alone.
+	Kept = 5
 )
 
 // Row is the key of the row.

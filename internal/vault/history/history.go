@@ -19,12 +19,12 @@ import (
 // MaxVersions bounds how many lines a credential has.
 const MaxVersions = 100
 
-// Version is the metadata of one version of a credential. Only two versions can have values: the
-// current one and, until it ends, the previous version of an object's credential.
+// Version is the metadata of one version of a credential.
 type Version struct {
 	Number    uint64
 	Change    string // event that created it: sealed, rotated or reencrypted
 	Current   bool
+	Readable  bool // it has values: the current one, a kept one, or the previous one of an object's credential
 	SealedAt  time.Time
 	ExpiresAt time.Time // as sealed, even if a later version ended it earlier
 }

@@ -17,6 +17,12 @@ import (
 // which the store must fetch, have their own bound.
 type Budget struct{ Records, Bytes int }
 
+// PageBudget is enough for 100 credentials of any size without a filter.
+func PageBudget() Budget { return Budget{2_500, 32 << 20} }
+
+// SummaryBudget is that of the numbers of a tenant.
+func SummaryBudget() Budget { return Budget{20_000, 160 << 20} }
+
 // OwnerCost is what a read of an owner costs, in records.
 const OwnerCost = 10
 

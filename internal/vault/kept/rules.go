@@ -1,0 +1,284 @@
+package kept
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/store/format"
+	"github.com/latticekeep/latticekeep/internal/vault/record"
+)
+
+// Keeper reads and changes the rules of tenants.
+type Keeper struct {
+	store store.Store
+	guard *guard.Guard
+	rows  Rows
+
+	// Ready reports whether all processes that use the database read [format.Kept]. Nil: they do.
+	Ready func(context.Context) (bool, error)
+}
+
+// NewKeeper returns the rules among the rows of a store.
+func NewKeeper(s store.Store, guard *guard.Guard, rows Rows) *Keeper {
+	return &Keeper{store: s, guard: guard, rows: rows}
+}
+
+var (
+	errLimited  = fault.New(fault.Forbidden, "your policies do not allow all paths, so you change no rule of the history")
+	errTooMany  = fault.New(fault.Conflict, fmt.Sprintf("the tenant has %d rules, the most there can be: remove one first", MaxRules))
+	errReplicas = fault.New(fault.Conflict, "a replica of an earlier release still runs, which would leave kept versions behind: end it first")
+)
+
+// Reasons in audit entries.
+const (
+	reasonTooMany  = "too_many_rules"
+	reasonReplicas = "earlier_replicas"
+)
+
+// Attributes of the entry of a change.
+const (
+	attributeRule   = "rule"          // keyed hash of the path; the entries of further deletions have none
+	attributeKept   = "versions_kept" // "" in the entry of a rule that was removed
+	attributeErased = "erased"        // number of versions that were deleted
+)
+
+func event(t audit.EventType, p authz.Principal) audit.Event {
+	return audit.Event{
+		Type: t, Outcome: audit.Success, Principal: p,
+		Resource:   audit.Resource{Type: audit.TenantResource, ID: string(p.Tenant)},
+		Attributes: map[string]string{},
+	}
+}
+
+// Rules returns the rules of p's tenant, by path. Errors: fault.Forbidden, fault.Unavailable.
+func (k *Keeper) Rules(ctx context.Context, p authz.Principal) ([]Rule, error) {
+	if err := k.guard.Admit(ctx, p, authz.ListHistoryRules); err != nil {
+		return nil, err
+	}
+	var row *rulesRow
+	err := k.store.View(ctx, func(rd store.Reader) (err error) {
+		row, err = k.rows.rules(rd, p.Tenant)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("reading the rules of the history: %w", err)
+	}
+	e := event(audit.HistoryRuleListed, p)
+	return row.list(), k.guard.Record(ctx, e)
+}
+
+func (r *rulesRow) list() []Rule {
+	if r == nil {
+		return []Rule{}
+	}
+	return append([]Rule{}, r.Rules...)
+}
+
+// Set puts a rule in place of the one with its path. It returns the rules after that. Errors:
+// fault.Forbidden, also for everybody whom a policy limits; fault.Invalid; fault.Conflict for too many
+// rules and beside an earlier release; fault.Unavailable.
+func (k *Keeper) Set(ctx context.Context, p authz.Principal, r Rule) ([]Rule, error) {
+	if err := k.guard.Authorize(ctx, p, authz.ChangeHistoryRule); err != nil {
+		return nil, err
+	}
+	if r.Versions < 0 || r.Versions > MaxVersions {
+		return nil, fault.New(fault.Invalid, fmt.Sprintf("versions_kept must be 0 to %d", MaxVersions))
+	}
+	return k.change(ctx, p, r.Path, &r.Versions)
+}
+
+// Remove removes the rule with a path, if there is one. It returns the rules after that. Errors: those
+// of [Keeper.Set].
+func (k *Keeper) Remove(ctx context.Context, p authz.Principal, path string) ([]Rule, error) {
+	if err := k.guard.Authorize(ctx, p, authz.ChangeHistoryRule); err != nil {
+		return nil, err
+	}
+	return k.change(ctx, p, path, nil)
+}
+
+func (k *Keeper) change(ctx context.Context, p authz.Principal, path string, versions *int) ([]Rule, error) {
+	if _, err := authz.ParseGlob(path); err != nil {
+		return nil, fault.New(fault.Invalid, "path "+err.Error())
+	}
+	path = authz.NormalizeName(path)
+	e := event(audit.HistoryRuleChanged, p)
+	if p.Access.IsLimited() {
+		return nil, k.refuse(ctx, e, string(authz.OutsidePolicy), errLimited)
+	}
+	if k.Ready != nil && versions != nil {
+		ready, err := k.Ready(ctx)
+		switch {
+		case err != nil:
+			return nil, fmt.Errorf("asking which releases run: %w", err)
+		case !ready:
+			return nil, k.refuse(ctx, e, reasonReplicas, errReplicas)
+		}
+	}
+	e.Attributes[attributeRule] = k.rows.KeyedHex("latticekeep/history-rule/v1", []byte(p.Tenant), []byte(path))[:32]
+	if versions != nil {
+		e.Attributes[attributeKept] = strconv.Itoa(*versions)
+	}
+	var row *rulesRow
+	after, tooMany := "", false
+	err := k.store.Update(ctx, func(tx store.Tx) (err error) {
+		if row, err = k.rows.rules(tx, p.Tenant); err != nil {
+			return err
+		}
+		row = &rulesRow{Rules: slices.DeleteFunc(row.list(), func(r Rule) bool { return r.Path == path }), Erasing: true}
+		if versions != nil {
+			row.Rules = append(row.Rules, Rule{path, *versions})
+			slices.SortFunc(row.Rules, func(a, b Rule) int { return strings.Compare(a.Path, b.Path) })
+			if tooMany = len(row.Rules) > MaxRules; tooMany {
+				return nil
+			}
+			if err := format.Raise(tx, format.Kept, format.Kept); err != nil {
+				return err
+			}
+		}
+		after, err = k.erase(tx, p.Tenant, row, "", e)
+		return err
+	})
+	if tooMany {
+		return nil, k.refuse(ctx, e, reasonTooMany, errTooMany)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("changing a rule of the history: %w", err)
+	}
+	if after != "" {
+		_, _ = k.eraseAfter(ctx, p, after) // Sweep goes on
+	}
+	return row.list(), nil
+}
+
+// refuse records that a change was refused, and returns why.
+func (k *Keeper) refuse(ctx context.Context, e audit.Event, reason string, why error) error {
+	e.Outcome, e.Attributes = audit.Denied, map[string]string{audit.AttributeReason: reason}
+	if err := k.guard.Record(ctx, e); err != nil {
+		return err
+	}
+	return why
+}
+
+// eraseBatch is about how many rows one transaction looks at.
+const eraseBatch = 500
+
+// erase deletes kept versions that no rule keeps, of some credentials that follow one, and writes the
+// rules and the entry. It returns the last one that it looked at, or "" if none follows.
+func (k *Keeper) erase(tx store.Tx, tenant authz.TenantID, row *rulesRow, after string, e audit.Event) (string, error) {
+	ids, more, err := credentials(tx, tenant, after)
+	if err != nil {
+		return "", err
+	}
+	erased := 0
+	for _, id := range ids {
+		current, err := record.Find(tx, tenant, id)
+		if errors.Is(err, fault.Internal) { // a damaged record does not say its name
+			continue
+		}
+		if err != nil {
+			return "", err
+		}
+		n := 0
+		if current != nil {
+			n = row.count(current.Name)
+		}
+		deleted, err := trim(tx, tenant, id, n)
+		if err != nil {
+			return "", err
+		}
+		erased, after = erased+deleted, id
+	}
+	if !more {
+		row.Erasing, after = false, ""
+	}
+	delete(e.Attributes, attributeErased) // of an attempt that did not commit
+	if erased > 0 {
+		e.Attributes[attributeErased] = strconv.Itoa(erased)
+	}
+	_, appended := k.guard.Append(tx, e)
+	return after, errors.Join(k.rows.putRules(tx, tenant, row), appended)
+}
+
+// credentials returns the ids of the credentials after one that have kept versions, about eraseBatch
+// rows of them, and whether others follow.
+func credentials(tx store.Tx, tenant authz.TenantID, after string) (ids []string, more bool, err error) {
+	prefix := tenantPrefix(tenant)
+	rng := store.Prefix(prefix)
+	if after != "" {
+		rng.From = store.Prefix(Prefix(tenant, after)).To
+	}
+	n := 0
+	err = tx.Scan(rng, func(key, _ []byte) bool {
+		id, _, _ := bytes.Cut(key[len(prefix):], []byte("/"))
+		n++
+		if len(ids) > 0 && ids[len(ids)-1] == string(id) {
+			return true
+		}
+		if more = n > eraseBatch; more {
+			return false
+		}
+		ids = append(ids, string(id))
+		return true
+	})
+	return ids, more, err
+}
+
+// eraseAfter goes on with the credentials after one, until none follows. It returns the number of its
+// transactions.
+func (k *Keeper) eraseAfter(ctx context.Context, p authz.Principal, after string) (n int, err error) {
+	for {
+		var next string
+		err = k.store.Update(ctx, func(tx store.Tx) error {
+			next = ""
+			row, err := k.rows.rules(tx, p.Tenant)
+			if err == nil && row != nil && row.Erasing {
+				next, err = k.erase(tx, p.Tenant, row, after, event(audit.HistoryRuleChanged, p))
+			}
+			return err
+		})
+		if err != nil {
+			return n, fmt.Errorf("erasing versions that no rule keeps: %w", err)
+		}
+		n++
+		if after = next; after == "" {
+			return n, nil
+		}
+	}
+}
+
+// Sweep erases what a change of rules that was interrupted has left.
+func (k *Keeper) Sweep(ctx context.Context) (int, error) {
+	var tenants []authz.TenantID
+	err := k.store.View(ctx, func(rd store.Reader) error {
+		tenants = nil
+		return rd.Scan(store.Prefix([]byte(RulesFamily)), func(key, _ []byte) bool {
+			tenants = append(tenants, authz.TenantID(key[len(RulesFamily):]))
+			return true
+		})
+	})
+	total := 0
+	for _, tenant := range tenants {
+		var row *rulesRow
+		bad := k.store.View(ctx, func(rd store.Reader) (err error) {
+			row, err = k.rows.rules(rd, tenant)
+			return err
+		})
+		if bad == nil && row != nil && row.Erasing {
+			var n int
+			n, bad = k.eraseAfter(ctx, authz.SystemPrincipal(tenant), "")
+			total += n
+		}
+		err = errors.Join(err, bad)
+	}
+	return total, err
+}
