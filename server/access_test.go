@@ -40,6 +40,10 @@ var access = map[string]string{
 	"v2 replaceCredential":      "vault:write",
 	"v2 rotateCredential":       "vault:write",
 	"v2 renameCredential":       "vault:write",
+	"v2 undoCredential":         "vault:write", // and vault:read
+	"v2 listHistoryRules":       "account:admin!",
+	"v2 putHistoryRule":         "account:admin",
+	"v2 deleteHistoryRule":      "account:admin",
 	"v2 patchCredential":        "vault:write", // and vault:read, once it knows what is asked
 	"v2 putCredentialByName":    "vault:write", // likewise
 	"v2 deleteCredential":       "vault:write!",

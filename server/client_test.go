@@ -154,6 +154,20 @@ func (o *tour) vaultThrough(t *testing.T, c *client.Client) {
 	if put.Version != 1 || patched.Version != 2 {
 		t.Errorf("put %+v, patched %+v", put, patched)
 	}
+	if set := answered(c.V2.PutHistoryRule(ctx, v2.HistoryRuleRequest{Path: "put", VersionsKept: 2}))(t); len(set.Rules) != 1 {
+		t.Errorf("rules %+v", set)
+	}
+	answered(c.V2.ReplaceCredential(ctx, put.CredentialId, v2.ReplaceRequest{Values: map[string]string{"k": "lost"}}))(t)
+	undone := answered(c.V2.UndoCredential(ctx, put.CredentialId, v2.UndoRequest{Version: patched.Version}))(t)
+	if got := answered(c.V2.UnsealCredential(ctx, put.CredentialId))(t); undone.Version != 4 || got.Values["k"] != "v" || got.Values["more"] != "x" {
+		t.Errorf("undone %+v", undone)
+	}
+	if rules := answered(c.V2.ListHistoryRules(ctx))(t).Rules; !slices.Equal(rules, []v2.HistoryRule{{Path: "put", VersionsKept: 2}}) {
+		t.Errorf("rules %+v", rules)
+	}
+	if left := answered(c.V2.DeleteHistoryRule(ctx, &v2.DeleteHistoryRuleParams{Path: "put"}))(t); len(left.Rules) != 0 {
+		t.Errorf("rules %+v", left)
+	}
 	if err := c.V2.DeleteCredential(ctx, put.CredentialId); err != nil {
 		t.Error(err)
 	}

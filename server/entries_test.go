@@ -22,7 +22,7 @@ var event = map[string]string{
 	"v2 getVaultSummary": "CREDENTIAL_LISTED", "v2 getCredentialMetadata": "CREDENTIAL_LISTED",
 	"v2 listKeys": "KEY_LISTED", "v2 createKey": "KEY_CREATED", "v2 getKey": "KEY_LISTED", "v2 rotateKey": "KEY_ROTATED",
 	"v2 unsealCredential": "CREDENTIAL_UNSEALED", "v2 unsealCredentialByName": "CREDENTIAL_UNSEALED",
-	"v2 replaceCredential": "CREDENTIAL_ROTATED", "v2 rotateCredential": "CREDENTIAL_REENCRYPTED", "v2 renameCredential": "CREDENTIAL_REENCRYPTED", "v2 patchCredential": "CREDENTIAL_ROTATED", "v2 putCredentialByName": "CREDENTIAL_SEALED", "v2 deleteCredential": "CREDENTIAL_DELETED",
+	"v2 replaceCredential": "CREDENTIAL_ROTATED", "v2 rotateCredential": "CREDENTIAL_REENCRYPTED", "v2 renameCredential": "CREDENTIAL_REENCRYPTED", "v2 patchCredential": "CREDENTIAL_ROTATED", "v2 undoCredential": "CREDENTIAL_ROTATED", "v2 putCredentialByName": "CREDENTIAL_SEALED", "v2 deleteCredential": "CREDENTIAL_DELETED",
 	"v2 encryptData": "DATA_ENCRYPTED", "v2 encryptBatch": "DATA_ENCRYPTED", "v2 decryptData": "DATA_DECRYPTED", "v2 decryptBatch": "DATA_DECRYPTED",
 	"v2 signData": "DATA_SIGNED", "v2 signBatch": "DATA_SIGNED", "v2 verifyData": "DATA_VERIFIED", "v2 verifyBatch": "DATA_VERIFIED",
 	"v2 listPublicKeys": "PUBLIC_KEY_READ",
@@ -32,6 +32,7 @@ var event = map[string]string{
 	"v2 getAccount": "ACCOUNT_READ", "v2 listSessions": "SESSION_LISTED", "v2 endSession": "SESSION_ENDED",
 	"v2 listMembers": "MEMBER_LISTED", "v2 inviteMember": "MEMBER_INVITED", "v2 changeMember": "MEMBER_CHANGED",
 	"v2 removeMember": "MEMBER_REMOVED", "v2 revokeInvitation": "INVITATION_REVOKED",
+	"v2 listHistoryRules": "HISTORY_RULE_LISTED", "v2 putHistoryRule": "HISTORY_RULE_CHANGED", "v2 deleteHistoryRule": "HISTORY_RULE_CHANGED",
 	"v2 listPolicies": "POLICY_LISTED", "v2 createPolicy": "POLICY_CREATED", "v2 getPolicy": "POLICY_LISTED", "v2 changePolicy": "POLICY_CHANGED",
 	"v2 deletePolicy": "POLICY_DELETED", "v2 bindPolicies": "POLICY_BOUND", "v2 unbindPolicies": "POLICY_UNBOUND", "v2 checkAccess": "ACCESS_CHECKED",
 	"v2 createAPIKey": "API_KEY_CREATED", "v2 approveAPIKey": "API_KEY_APPROVED", "v2 listAPIKeys": "API_KEY_LISTED", "v2 revokeAPIKey": "API_KEY_REVOKED",
@@ -241,6 +242,10 @@ func TestEveryRefusalOfAServiceLeavesOneEntry(t *testing.T) {
 		{name: "v2 rotateCredential", id: "x", status: 403, reason: "no_such_credential"},
 		{name: "v2 renameCredential", id: "x", body: object{"name": "x"}, status: 403, reason: "no_such_credential"},
 		{name: "v2 renameCredential", id: w.credential(), body: object{"name": "a//b"}, status: 422, reason: invalid},
+		{name: "v2 undoCredential", id: "x", body: object{"version": 1}, status: 403, reason: "missing_scope"},
+		{name: "v2 undoCredential", id: "x", body: object{"version": 1}, status: 403, reason: "no_such_credential", bearer: w.owner.Access},
+		{name: "v2 undoCredential", id: w.credential(), body: object{"version": 7}, status: 422, reason: invalid, bearer: w.owner.Access},
+		{name: "v2 putHistoryRule", body: object{"path": "a//b", "versions_kept": 1}, status: 422, reason: invalid},
 		{name: "v2 deleteCredential", id: "x", status: 403, reason: "no_such_credential"},
 		{name: "v2 decryptData", body: junk, status: 400, reason: "does_not_open"},
 		{name: "v2 changePassword", body: object{"current_password": "x", "new_password": servertest.Password}, status: 403, reason: "wrong_password"},
@@ -335,7 +340,7 @@ func TestEveryRefusalOfAServiceLeavesOneEntry(t *testing.T) {
 	}
 
 	// A change whose condition does not hold is refused to a reader with a status of its own.
-	for _, name := range []string{"v2 replaceCredential", "v2 patchCredential", "v2 rotateCredential", "v2 renameCredential", "v2 deleteCredential"} {
+	for _, name := range []string{"v2 replaceCredential", "v2 patchCredential", "v2 rotateCredential", "v2 renameCredential", "v2 undoCredential", "v2 deleteCredential"} {
 		o := all[name]
 		r := examples[name](w, o)
 		r.Header = http.Header{"If-Match": {`"x"`}}

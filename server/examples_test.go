@@ -16,6 +16,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/transit"
 	"github.com/latticekeep/latticekeep/internal/vault"
+	"github.com/latticekeep/latticekeep/internal/vault/kept"
 	"github.com/latticekeep/latticekeep/test/servertest"
 )
 
@@ -126,7 +127,17 @@ var examples = map[string]func(*world, operation) servertest.Request{
 	"v2 renameCredential": func(w *world, o operation) servertest.Request {
 		return w.send(o, w.credential(), object{"name": w.word + "/" + w.unique()})
 	},
+	"v2 undoCredential": func(w *world, o operation) servertest.Request {
+		r := w.send(o, w.keptCredential(), object{"version": 1})
+		r.Bearer = w.owner.Access
+		return r
+	},
 	"v2 deleteCredential": (*world).exampleCredential,
+	"v2 listHistoryRules": func(w *world, o operation) servertest.Request { w.keptCredential(); return w.send(o, "", nil) },
+	"v2 putHistoryRule":   example("", object{"path": "example/**", "versions_kept": 5}),
+	"v2 deleteHistoryRule": func(w *world, o operation) servertest.Request {
+		return example("?path="+w.word+"/**", nil)(w, o)
+	},
 
 	"v2 encryptData": func(w *world, o operation) servertest.Request {
 		return w.send(o, "", object{"data": w.word, "algorithm": "ML-KEM-768", "key_id": w.namedKey()})
@@ -396,6 +407,17 @@ func (w *world) credential() string {
 	})
 	w.must(err)
 	return c.ID
+}
+
+// keptCredential returns the id of a credential whose first version is kept.
+func (w *world) keptCredential() string {
+	ctx, by := context.Background(), administrator(w.tenant)
+	_, err := w.Vault.Rules.Set(ctx, by, kept.Rule{Path: w.word, Versions: 1})
+	w.must(err)
+	id := w.credential()
+	_, err = w.Vault.Replace(ctx, by, id, vault.ReplaceRequest{Values: map[string]secret.Bytes{w.word: secret.Bytes("next")}})
+	w.must(err)
+	return id
 }
 
 func (w *world) envelope() object {

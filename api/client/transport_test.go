@@ -77,6 +77,18 @@ var repetitions = []struct {
 		_, err := c.V2.RenameCredential(ctx, "cred_x", v2.RenameRequest{})
 		return err
 	}},
+	{"undo", false, func(ctx context.Context, c *Client) error {
+		_, err := c.V2.UndoCredential(ctx, "cred_x", v2.UndoRequest{})
+		return err
+	}},
+	{"rule", true, func(ctx context.Context, c *Client) error {
+		_, err := c.V2.PutHistoryRule(ctx, v2.HistoryRuleRequest{})
+		return err
+	}},
+	{"no rule", true, func(ctx context.Context, c *Client) error {
+		_, err := c.V2.DeleteHistoryRule(ctx, &v2.DeleteHistoryRuleParams{Path: "x"})
+		return err
+	}},
 	{"delete", false, func(ctx context.Context, c *Client) error { return c.V2.DeleteCredential(ctx, "cred_x") }},
 	{"key", false, func(ctx context.Context, c *Client) error {
 		_, err := c.V1.GenerateKey(ctx, v1.GenerateKeyRequest{})

@@ -83,6 +83,27 @@ func (v *V2) RenameCredential(ctx context.Context, credentialID string, r v2.Ren
 	return do[v2.CredentialAnswer](ctx, v.transport, post("/api/v2/vault/{credential_id}/rename", r, credentialID).changed(options))
 }
 
+// UndoCredential stores the values of a kept version as the next version. The caller must also be allowed
+// to unseal the credential. ErrInvalid: the version is not kept.
+func (v *V2) UndoCredential(ctx context.Context, credentialID string, r v2.UndoRequest, options ...CallOption) (*v2.CredentialAnswer, error) {
+	return do[v2.CredentialAnswer](ctx, v.transport, post("/api/v2/vault/{credential_id}/undo", r, credentialID).changed(options))
+}
+
+// ListHistoryRules returns how many earlier versions are kept on which paths.
+func (v *V2) ListHistoryRules(ctx context.Context) (*v2.HistoryRules, error) {
+	return do[v2.HistoryRules](ctx, v.transport, get("/api/v2/vault/history-rules"))
+}
+
+// PutHistoryRule puts a rule in place of the one with its path. It returns the rules after that.
+func (v *V2) PutHistoryRule(ctx context.Context, r v2.HistoryRuleRequest) (*v2.HistoryRules, error) {
+	return do[v2.HistoryRules](ctx, v.transport, put("/api/v2/vault/history-rules", r).repeatable())
+}
+
+// DeleteHistoryRule removes the rule that p names. It returns the rules after that.
+func (v *V2) DeleteHistoryRule(ctx context.Context, p *v2.DeleteHistoryRuleParams) (*v2.HistoryRules, error) {
+	return do[v2.HistoryRules](ctx, v.transport, remove("/api/v2/vault/history-rules").with(p).repeatable())
+}
+
 // RotateCredential encrypts a credential again with fresh keys. Its values stay the same.
 func (v *V2) RotateCredential(ctx context.Context, credentialID string, options ...CallOption) (*v2.CredentialAnswer, error) {
 	return do[v2.CredentialAnswer](ctx, v.transport, post("/api/v2/vault/rotate/{credential_id}", nil, credentialID).changed(options))

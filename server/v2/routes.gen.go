@@ -260,6 +260,15 @@ type ServerInterface interface {
 	// PutCredentialByName Store a credential under its name
 	// (PUT /api/v2/vault/by-name/{name})
 	PutCredentialByName(c *gin.Context, name string, params PutCredentialByNameParams)
+	// DeleteHistoryRule Remove a rule of the history
+	// (DELETE /api/v2/vault/history-rules)
+	DeleteHistoryRule(c *gin.Context, params DeleteHistoryRuleParams)
+	// ListHistoryRules List the rules of the history
+	// (GET /api/v2/vault/history-rules)
+	ListHistoryRules(c *gin.Context)
+	// PutHistoryRule Keep earlier versions
+	// (PUT /api/v2/vault/history-rules)
+	PutHistoryRule(c *gin.Context)
 	// ListCredentials List credentials
 	// (GET /api/v2/vault/list)
 	ListCredentials(c *gin.Context, params ListCredentialsParams)
@@ -290,6 +299,9 @@ type ServerInterface interface {
 	// RenameCredential Give a credential another name
 	// (POST /api/v2/vault/{credential_id}/rename)
 	RenameCredential(c *gin.Context, credentialId CredentialPath, params RenameCredentialParams)
+	// UndoCredential Go back to the values of a earlier version
+	// (POST /api/v2/vault/{credential_id}/undo)
+	UndoCredential(c *gin.Context, credentialId CredentialPath, params UndoCredentialParams)
 	// ListCredentialVersions List the versions of a credential
 	// (GET /api/v2/vault/{credential_id}/versions)
 	ListCredentialVersions(c *gin.Context, credentialId CredentialPath)
@@ -2059,6 +2071,59 @@ func (siw *ServerInterfaceWrapper) PutCredentialByName(c *gin.Context) {
 	siw.Handler.PutCredentialByName(c, name, params)
 }
 
+// DeleteHistoryRule operation middleware
+func (siw *ServerInterfaceWrapper) DeleteHistoryRule(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params DeleteHistoryRuleParams
+
+	// ------------- Required query parameter "path" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, true, "path", c.Request.URL.Query(), &params.Path, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter path: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.DeleteHistoryRule(c, params)
+}
+
+// ListHistoryRules operation middleware
+func (siw *ServerInterfaceWrapper) ListHistoryRules(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ListHistoryRules(c)
+}
+
+// PutHistoryRule operation middleware
+func (siw *ServerInterfaceWrapper) PutHistoryRule(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.PutHistoryRule(c)
+}
+
 // ListCredentials operation middleware
 func (siw *ServerInterfaceWrapper) ListCredentials(c *gin.Context) {
 
@@ -2515,6 +2580,55 @@ func (siw *ServerInterfaceWrapper) RenameCredential(c *gin.Context) {
 	siw.Handler.RenameCredential(c, credentialId, params)
 }
 
+// UndoCredential operation middleware
+func (siw *ServerInterfaceWrapper) UndoCredential(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "credential_id" -------------
+	var credentialId CredentialPath
+
+	err = runtime.BindStyledParameterWithOptions("simple", "credential_id", c.Param("credential_id"), &credentialId, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter credential_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params UndoCredentialParams
+
+	headers := c.Request.Header
+
+	// ------------- Optional header parameter "If-Match" -------------
+	if valueList, found := headers[http.CanonicalHeaderKey("If-Match")]; found {
+		var IfMatch IfMatch
+		n := len(valueList)
+		if n != 1 {
+			siw.ErrorHandler(c, fmt.Errorf("Expected one value for If-Match, got %d", n), http.StatusBadRequest)
+			return
+		}
+
+		err = runtime.BindStyledParameterWithOptions("simple", "If-Match", valueList[0], &IfMatch, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""})
+		if err != nil {
+			siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter If-Match: %w", err), http.StatusBadRequest)
+			return
+		}
+
+		params.IfMatch = &IfMatch
+
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.UndoCredential(c, credentialId, params)
+}
+
 // ListCredentialVersions operation middleware
 func (siw *ServerInterfaceWrapper) ListCredentialVersions(c *gin.Context) {
 
@@ -2576,6 +2690,10 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.PUT(options.BaseURL+"/api/v2/vault/:credential_id", wrapper.ReplaceCredential)
 	router.POST(options.BaseURL+"/api/v2/vault/rotate/:credential_id", wrapper.RotateCredential)
 	router.POST(options.BaseURL+"/api/v2/vault/:credential_id/rename", wrapper.RenameCredential)
+	router.POST(options.BaseURL+"/api/v2/vault/:credential_id/undo", wrapper.UndoCredential)
+	router.DELETE(options.BaseURL+"/api/v2/vault/history-rules", wrapper.DeleteHistoryRule)
+	router.GET(options.BaseURL+"/api/v2/vault/history-rules", wrapper.ListHistoryRules)
+	router.PUT(options.BaseURL+"/api/v2/vault/history-rules", wrapper.PutHistoryRule)
 	router.GET(options.BaseURL+"/api/v2/vault/:credential_id/versions", wrapper.ListCredentialVersions)
 	router.GET(options.BaseURL+"/api/v2/vault/:credential_id/metadata", wrapper.GetCredentialMetadata)
 	router.GET(options.BaseURL+"/api/v2/vault/by-name/:name", wrapper.UnsealCredentialByName)

@@ -97,8 +97,12 @@ func Operations() map[string]gate.Operation {
 		"putCredentialByName":    {Action: authz.SealCredential},
 		"rotateCredential":       {Action: authz.RotateCredential},
 		"renameCredential":       {Action: authz.RenameCredential},
+		"undoCredential":         {Action: authz.ReplaceCredential},
 		"deleteCredential":       {Action: authz.DeleteCredential},
 		"listCredentialVersions": {Action: authz.ListVersions},
+		"listHistoryRules":       {Action: authz.ListHistoryRules},
+		"putHistoryRule":         {Action: authz.ChangeHistoryRule},
+		"deleteHistoryRule":      {Action: authz.ChangeHistoryRule},
 
 		"encryptData":    {Action: authz.EncryptData},
 		"encryptBatch":   {Action: authz.EncryptData},

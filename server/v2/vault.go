@@ -14,6 +14,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/vault"
+	"github.com/latticekeep/latticekeep/internal/vault/kept"
 	"github.com/latticekeep/latticekeep/internal/vault/listing"
 	"github.com/latticekeep/latticekeep/server/gate"
 )
@@ -84,11 +85,7 @@ func (a *vaultAPI) SealCredential(c *gin.Context, params api.SealCredentialParam
 			r.IdempotencyKey = *params.IdempotencyKey
 		}
 		defer zero(r.Values)
-		sealed, err := a.vault.Seal(ctx, call.Principal(), r)
-		if err != nil {
-			return nil, err
-		}
-		return credentialAnswer(sealed), nil
+		return stored(a.vault.Seal(ctx, call.Principal(), r))
 	})
 }
 
@@ -161,14 +158,31 @@ func conditional(err error) error {
 	return err
 }
 
-// condition returns the condition of a change, and finds out whether the caller may also unseal:
-// that decides what it is told when the condition does not hold.
-func condition(ctx context.Context, call *gate.Call, ifMatch *string) (vault.Condition, error) {
-	if ifMatch == nil {
-		return "", nil
+// change answers a change of a credential. body, if not nil, gets the request's. What the caller may read
+// decides what it is told when ifMatch does not hold; with reads, also otherwise.
+func change(c *gin.Context, body any, ifMatch *string, reads bool, do func(context.Context, authz.Principal, vault.Condition) (any, error)) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		if body != nil {
+			if err := call.Decode(body); err != nil {
+				return nil, err
+			}
+		}
+		if reads || ifMatch != nil {
+			if _, err := call.Also(ctx, authz.UnsealCredential); err != nil {
+				return nil, err
+			}
+		}
+		answer, err := do(ctx, call.Principal(), vault.Condition(gate.Value(ifMatch)))
+		return answer, conditional(err)
+	})
+}
+
+// stored returns the answer to a change that stores a version.
+func stored(c vault.Credential, err error) (any, error) {
+	if err != nil {
+		return nil, err
 	}
-	_, err := call.Also(ctx, authz.UnsealCredential)
-	return vault.Condition(*ifMatch), err
+	return credentialAnswer(c), nil
 }
 
 // GetCredentialMetadata returns the metadata of one credential, as in the list.
@@ -230,44 +244,27 @@ func unsealed(c *gin.Context) func(vault.Unsealed, error) (any, error) {
 
 // ReplaceCredential stores new values as the next version.
 func (a *vaultAPI) ReplaceCredential(c *gin.Context, id string, params api.ReplaceCredentialParams) {
-	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		var body api.ReplaceRequest
-		if err := call.Decode(&body); err != nil {
-			return nil, err
-		}
+	var body api.ReplaceRequest
+	change(c, &body, params.IfMatch, false, func(ctx context.Context, p authz.Principal, ifMatch vault.Condition) (any, error) {
 		days, err := ttl(body.TtlDays)
-		if err != nil {
-			return nil, err
-		}
-		ifMatch, err := condition(ctx, call, params.IfMatch)
 		if err != nil {
 			return nil, err
 		}
 		r := vault.ReplaceRequest{Values: secrets(body.Values), TTLDays: days, IfMatch: ifMatch}
 		defer zero(r.Values)
-		replaced, err := a.vault.Replace(ctx, call.Principal(), id, r)
-		if err != nil {
-			return nil, conditional(err)
-		}
-		return credentialAnswer(replaced), nil
+		return stored(a.vault.Replace(ctx, p, id, r))
 	})
 }
 
 // PatchCredential stores some values changed and all others kept as the next version.
 func (a *vaultAPI) PatchCredential(c *gin.Context, id string, params api.PatchCredentialParams) {
-	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		var body api.PatchRequest
-		if err := call.Decode(&body); err != nil {
-			return nil, err
-		}
+	var body api.PatchRequest
+	change(c, &body, params.IfMatch, true, func(ctx context.Context, p authz.Principal, ifMatch vault.Condition) (any, error) {
 		days, err := ttl(body.TtlDays)
 		if err != nil {
 			return nil, err
 		}
-		if _, err := call.Also(ctx, authz.UnsealCredential); err != nil {
-			return nil, err
-		}
-		r := vault.PatchRequest{Set: make(map[string]secret.Bytes), TTLDays: days, IfMatch: vault.Condition(gate.Value(params.IfMatch))}
+		r := vault.PatchRequest{Set: make(map[string]secret.Bytes), TTLDays: days, IfMatch: ifMatch}
 		defer zero(r.Set)
 		for key, value := range body.Values {
 			if value == nil {
@@ -276,11 +273,7 @@ func (a *vaultAPI) PatchCredential(c *gin.Context, id string, params api.PatchCr
 				r.Set[key] = secret.Bytes(*value)
 			}
 		}
-		patched, err := a.vault.Patch(ctx, call.Principal(), id, r)
-		if err != nil {
-			return nil, conditional(err)
-		}
-		return credentialAnswer(patched), nil
+		return stored(a.vault.Patch(ctx, p, id, r))
 	})
 }
 
@@ -305,62 +298,82 @@ func (a *vaultAPI) PutCredentialByName(c *gin.Context, name string, params api.P
 		r := vault.PutRequest{IfMatch: vault.Condition(gate.Value(params.IfMatch)), Creates: !replaces}
 		r.Name, r.Type, r.Values, r.TTLDays = name, body.CredentialType, secrets(body.Values), days
 		defer zero(r.Values)
-		stored, created, err := a.vault.Put(ctx, call.Principal(), r)
+		put, created, err := a.vault.Put(ctx, call.Principal(), r)
 		if err != nil {
 			return nil, conditional(err)
 		}
 		if created {
-			return gate.Created{Answer: credentialAnswer(stored)}, nil
+			return gate.Created{Answer: credentialAnswer(put)}, nil
 		}
-		return credentialAnswer(stored), nil
+		return credentialAnswer(put), nil
 	})
 }
 
 // RotateCredential re-encrypts a credential.
 func (a *vaultAPI) RotateCredential(c *gin.Context, id string, params api.RotateCredentialParams) {
-	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		ifMatch, err := condition(ctx, call, params.IfMatch)
-		if err != nil {
-			return nil, err
-		}
-		rotated, err := a.vault.Rotate(ctx, call.Principal(), id, ifMatch)
-		if err != nil {
-			return nil, conditional(err)
-		}
-		return credentialAnswer(rotated), nil
+	change(c, nil, params.IfMatch, false, func(ctx context.Context, p authz.Principal, ifMatch vault.Condition) (any, error) {
+		return stored(a.vault.Rotate(ctx, p, id, ifMatch))
 	})
 }
 
-// RenameCredential gives a credential another name.
+// RenameCredential gives a credential another name. What the caller may read also decides whether it is
+// told that the name is taken.
 func (a *vaultAPI) RenameCredential(c *gin.Context, id string, params api.RenameCredentialParams) {
+	var body api.RenameRequest
+	change(c, &body, params.IfMatch, true, func(ctx context.Context, p authz.Principal, ifMatch vault.Condition) (any, error) {
+		return stored(a.vault.Rename(ctx, p, id, body.Name, ifMatch))
+	})
+}
+
+// UndoCredential stores the values of a kept version as the next one.
+func (a *vaultAPI) UndoCredential(c *gin.Context, id string, params api.UndoCredentialParams) {
+	var body api.UndoRequest
+	change(c, &body, params.IfMatch, true, func(ctx context.Context, p authz.Principal, ifMatch vault.Condition) (any, error) {
+		return stored(a.vault.Undo(ctx, p, id, uint64(body.Version), ifMatch))
+	})
+}
+
+// ListHistoryRules returns the rules of the history.
+func (a *vaultAPI) ListHistoryRules(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		var body api.RenameRequest
+		return historyRules(a.vault.Rules.Rules(ctx, call.Principal()))
+	})
+}
+
+// PutHistoryRule puts a rule in place of the one with its path.
+func (a *vaultAPI) PutHistoryRule(c *gin.Context) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body api.HistoryRuleRequest
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
-		// What the caller may read decides whether it is told that a name is taken, or the version another.
-		if _, err := call.Also(ctx, authz.UnsealCredential); err != nil {
-			return nil, err
-		}
-		renamed, err := a.vault.Rename(ctx, call.Principal(), id, body.Name, vault.Condition(gate.Value(params.IfMatch)))
-		if err != nil {
-			return nil, conditional(err)
-		}
-		return credentialAnswer(renamed), nil
+		return historyRules(a.vault.Rules.Set(ctx, call.Principal(), kept.Rule{Path: body.Path, Versions: body.VersionsKept}))
 	})
+}
+
+// DeleteHistoryRule removes the rule with a path.
+func (a *vaultAPI) DeleteHistoryRule(c *gin.Context, params api.DeleteHistoryRuleParams) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		answer, err := historyRules(a.vault.Rules.Remove(ctx, call.Principal(), params.Path))
+		return answer, gate.InvalidParameter(err)
+	})
+}
+
+func historyRules(rules []kept.Rule, err error) (any, error) {
+	if err != nil {
+		return nil, err
+	}
+	answer := api.HistoryRules{Success: true, Rules: make([]api.HistoryRule, len(rules))}
+	for i, r := range rules {
+		answer.Rules[i] = api.HistoryRule{Path: r.Path, VersionsKept: r.Versions}
+	}
+	return answer, nil
 }
 
 // DeleteCredential deletes a credential permanently.
 func (a *vaultAPI) DeleteCredential(c *gin.Context, id string, params api.DeleteCredentialParams) {
-	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		ifMatch, err := condition(ctx, call, params.IfMatch)
-		if err != nil {
-			return nil, err
-		}
-		if err := a.vault.Delete(ctx, call.Principal(), id, ifMatch); err != nil {
-			return nil, conditional(err)
-		}
-		return api.DeletedCredential{Success: true, CredentialId: id}, nil
+	change(c, nil, params.IfMatch, false, func(ctx context.Context, p authz.Principal, ifMatch vault.Condition) (any, error) {
+		return api.DeletedCredential{Success: true, CredentialId: id}, a.vault.Delete(ctx, p, id, ifMatch)
 	})
 }
 
@@ -374,7 +387,7 @@ func (a *vaultAPI) ListCredentialVersions(c *gin.Context, id string) {
 		answer := api.CredentialVersionList{Success: true, CredentialId: id, Versions: make([]api.CredentialVersion, len(versions))}
 		for i, v := range versions {
 			answer.Versions[i] = api.CredentialVersion{
-				Version: int64(v.Number), Change: api.CredentialVersionChange(v.Change), Current: v.Current,
+				Version: int64(v.Number), Change: api.CredentialVersionChange(v.Change), Current: v.Current, Readable: v.Readable,
 				SealedAt: v.SealedAt.UTC(), ExpiresAt: v.ExpiresAt.UTC(),
 			}
 		}

@@ -502,6 +502,8 @@ const (
 	EventTypeDATAVERIFIED           EventType = "DATA_VERIFIED"
 	EventTypeDENIALSACKNOWLEDGED    EventType = "DENIALS_ACKNOWLEDGED"
 	EventTypeEMAILVERIFIED          EventType = "EMAIL_VERIFIED"
+	EventTypeHISTORYRULECHANGED     EventType = "HISTORY_RULE_CHANGED"
+	EventTypeHISTORYRULELISTED      EventType = "HISTORY_RULE_LISTED"
 	EventTypeINVENTORYREAD          EventType = "INVENTORY_READ"
 	EventTypeINVENTORYREVIEWED      EventType = "INVENTORY_REVIEWED"
 	EventTypeINVITATIONREVOKED      EventType = "INVITATION_REVOKED"
@@ -627,6 +629,10 @@ func (e EventType) Valid() bool {
 	case EventTypeDENIALSACKNOWLEDGED:
 		return true
 	case EventTypeEMAILVERIFIED:
+		return true
+	case EventTypeHISTORYRULECHANGED:
+		return true
+	case EventTypeHISTORYRULELISTED:
 		return true
 	case EventTypeINVENTORYREAD:
 		return true
@@ -2109,11 +2115,14 @@ type CredentialVersion struct {
 	// Change What made the version; `rotated` has new values, `reencrypted` new keys around the same values.
 	Change CredentialVersionChange `json:"change"`
 
-	// Current It is the one that can be unsealed.
+	// Current It is the newest one.
 	Current   bool      `json:"current"`
 	ExpiresAt time.Time `json:"expires_at"`
-	SealedAt  time.Time `json:"sealed_at"`
-	Version   int64     `json:"version"`
+
+	// Readable It can be unsealed with `version`, as long as the credential has not expired.
+	Readable bool      `json:"readable"`
+	SealedAt time.Time `json:"sealed_at"`
+	Version  int64     `json:"version"`
 }
 
 // CredentialVersionChange What made the version; `rotated` has new values, `reencrypted` new keys around the same values.
@@ -2466,6 +2475,28 @@ type Health struct {
 
 // HealthStatus defines model for Health.Status.
 type HealthStatus string
+
+// HistoryRule defines model for HistoryRule.
+type HistoryRule struct {
+	// Path A glob.
+	Path         string `json:"path"`
+	VersionsKept int    `json:"versions_kept"`
+}
+
+// HistoryRuleRequest defines model for HistoryRuleRequest.
+type HistoryRuleRequest struct {
+	// Path A glob, as in a policy.
+	Path string `json:"path"`
+
+	// VersionsKept Earlier versions of a credential that stay readable.
+	VersionsKept int `json:"versions_kept"`
+}
+
+// HistoryRules defines model for HistoryRules.
+type HistoryRules struct {
+	Rules   []HistoryRule `json:"rules"`
+	Success Succeeded     `json:"success"`
+}
 
 // InclusionProof defines model for InclusionProof.
 type InclusionProof struct {
@@ -3317,6 +3348,12 @@ type TokenRequest struct {
 	Token string `json:"token"`
 }
 
+// UndoRequest defines model for UndoRequest.
+type UndoRequest struct {
+	// Version The version whose values come back.
+	Version int64 `json:"version"`
+}
+
 // UnsealedCredential defines model for UnsealedCredential.
 type UnsealedCredential struct {
 	// BinaryValues The other values, by key, in base64. Only credentials that an operator made from a SealedCredential can have any; absent when there are none.
@@ -3636,6 +3673,12 @@ type PutCredentialByNameParams struct {
 	IfMatch *IfMatch `json:"If-Match,omitempty"`
 }
 
+// DeleteHistoryRuleParams defines parameters for DeleteHistoryRule.
+type DeleteHistoryRuleParams struct {
+	// Path The path of the rule.
+	Path string `form:"path" json:"path"`
+}
+
 // ListCredentialsParams defines parameters for ListCredentials.
 type ListCredentialsParams struct {
 	// Limit The most credentials to return. Without it, all (that come after `cursor`).
@@ -3720,6 +3763,13 @@ type ReplaceCredentialParams struct {
 
 // RenameCredentialParams defines parameters for RenameCredential.
 type RenameCredentialParams struct {
+	// IfMatch Entity tags from the `ETag` of a read, or `*`. The change is made only while the credential is one of these versions;
+	// otherwise nothing changes and the answer is 412. A caller that may not unseal the credential gets the one 403 instead.
+	IfMatch *IfMatch `json:"If-Match,omitempty"`
+}
+
+// UndoCredentialParams defines parameters for UndoCredential.
+type UndoCredentialParams struct {
 	// IfMatch Entity tags from the `ETag` of a read, or `*`. The change is made only while the credential is one of these versions;
 	// otherwise nothing changes and the answer is 412. A caller that may not unseal the credential gets the one 403 instead.
 	IfMatch *IfMatch `json:"If-Match,omitempty"`
@@ -3840,6 +3890,9 @@ type SetTenantLimitsJSONRequestBody = LimitTenantRequest
 // PutCredentialByNameJSONRequestBody defines body for PutCredentialByName for application/json ContentType.
 type PutCredentialByNameJSONRequestBody = PutRequest
 
+// PutHistoryRuleJSONRequestBody defines body for PutHistoryRule for application/json ContentType.
+type PutHistoryRuleJSONRequestBody = HistoryRuleRequest
+
 // SealCredentialJSONRequestBody defines body for SealCredential for application/json ContentType.
 type SealCredentialJSONRequestBody = SealRequest
 
@@ -3854,3 +3907,6 @@ type ReplaceCredentialJSONRequestBody = ReplaceRequest
 
 // RenameCredentialJSONRequestBody defines body for RenameCredential for application/json ContentType.
 type RenameCredentialJSONRequestBody = RenameRequest
+
+// UndoCredentialJSONRequestBody defines body for UndoCredential for application/json ContentType.
+type UndoCredentialJSONRequestBody = UndoRequest
