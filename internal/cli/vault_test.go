@@ -166,9 +166,53 @@ stderr 'KEY: give it 1 to 253'
 latticekeep reencrypt shop/db
 stdout 'shop/db +database +4'
 latticekeep history shop/db
-stdout '(?s)^4 +reencrypted .* current\n3 +rotated.*\n1 +sealed'
+stdout '(?s)^4 +reencrypted .* current\n3 +rotated[^\n]* erased\n.*1 +sealed'
 latticekeep history shop/db -o yaml
 stdout 'change: reencrypted'
+
+# earlier versions, where somebody asks for them
+! latticekeep undo shop/db
+stderr 'no earlier version of shop/db is kept: latticekeep keep says'
+latticekeep keep 'shop/**' 2
+stdout 'shop/\*\* +2'
+stdin line
+latticekeep put shop/db --keep user=-
+stdin both.json
+latticekeep put shop/old --type database
+stdin line
+latticekeep put shop/old other=-
+latticekeep history shop/old
+stdout '(?s)^2 [^\n]* current\n1 [^\n]* kept'
+latticekeep history shop/old --diff 1
+cmp stdout difference
+latticekeep history shop/old --diff 1 -o json
+stdout '"removed": \['
+latticekeep get shop/old --version 1 -o json
+cmp stdout both.json
+! latticekeep get shop/db --version 1
+stderr 'reading version 1 of shop/db: it is not kept'
+latticekeep undo shop/old
+stdout 'shop/old +database +3'
+latticekeep get shop/old -o json
+cmp stdout both.json
+latticekeep undo shop/old --version 2
+latticekeep get shop/old other
+! latticekeep undo shop/old --version 9
+stderr 'bringing version 9 of shop/old back: .*version 9 is not kept'
+latticekeep keep 'shop/old' 0
+latticekeep keep
+stdout '(?s)shop/\*\* +2\nshop/old +0'
+! latticekeep get shop/old --version 3
+latticekeep keep --remove shop/old
+! stdout shop/old
+! latticekeep keep 'shop/**'
+stderr 'give PATH and N, or --remove'
+! latticekeep keep 'shop/**' many
+stderr 'N is "many"'
+! latticekeep keep 'sh*p' 1
+stderr 'path has "\*" only as a whole segment'
+latticekeep keep --remove 'shop/**'
+latticekeep rm shop/old --yes
 
 # another name
 latticekeep mv new moved/key
@@ -234,7 +278,7 @@ exec sh ids.sh
 exec sh rest.sh
 stdout 'app$'
 `, map[string]string{
-		"line": "app\n", "both.json": "{\n  \"password\": \"app\",\n  \"user\": \"app\"\n}\n", "both.yaml": "password: app\nuser: app\n",
+		"line": "app\n", "difference": "+ other\n- password\n- user\n", "both.json": "{\n  \"password\": \"app\",\n  \"user\": \"app\"\n}\n", "both.yaml": "password: app\nuser: app\n",
 		"only.env": "only=app\n", "raw": "-----\nraw\n", "some.env": "# c\nexport A='x y'\nB=\"1\n2\"\n", "written.env": "A='x y'\nB='1\n2'\n",
 		"bad.env": "A=1\nhunter2\n", "number.json": `{"a": hunter2}`, "binary": "\xff\xfe", "no": "shop/db\n", "yes": "shop/tls\n",
 		"ids.sh":  `latticekeep ls twin -o json | grep -o 'cred_[a-z2-7]*' >ids`,

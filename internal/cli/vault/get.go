@@ -52,12 +52,32 @@ func open(ctx context.Context, c *client.V2, name string, options ...client.Call
 	} else {
 		answer, err = c.UnsealCredentialByName(ctx, name, options...)
 	}
+	if errors.Is(err, client.ErrForbidden) {
+		err = fmt.Errorf("there is no such credential, or it has expired, or this API key may not read it: %w", err)
+	}
 	if err != nil {
-		if errors.Is(err, client.ErrForbidden) {
-			err = fmt.Errorf("there is no such credential, or it has expired, or this API key may not read it: %w", err)
-		}
 		return nil, fmt.Errorf("reading %s: %w", command.Printable(name), err)
 	}
+	return openedOf(answer), nil
+}
+
+// openVersion reads one version of a credential.
+func openVersion(ctx context.Context, c *client.V2, name string, version int64) (*opened, error) {
+	found, err := mustFind(ctx, c, name)
+	if err != nil {
+		return nil, err
+	}
+	answer, err := c.UnsealCredentialVersion(ctx, found.CredentialId, version)
+	if errors.Is(err, client.ErrForbidden) {
+		err = fmt.Errorf("it is not kept, or this API key may not read it; latticekeep history %s says which are: %w", command.Printable(name), err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading version %d of %s: %w", version, command.Printable(name), err)
+	}
+	return openedOf(answer), nil
+}
+
+func openedOf(answer *v2.UnsealedCredential) *opened {
 	o := &opened{answer.CredentialId, make(values), nil}
 	for key, value := range answer.Values {
 		o.values[key] = secret.Bytes(value)
@@ -69,12 +89,13 @@ func open(ctx context.Context, c *client.V2, name string, options ...client.Call
 		}
 		slices.Sort(o.binary)
 	}
-	return o, nil
+	return o
 }
 
 func newGetCommand() *cobra.Command {
 	var r command.Server
 	var f command.Format
+	var version int64
 	cmd := &cobra.Command{
 		Use:   "get NAME [KEY]",
 		Short: "Read a credential",
@@ -98,7 +119,12 @@ the audit log. The API key needs the scope vault:read.`,
 			if err != nil {
 				return err
 			}
-			o, err := open(cmd.Context(), c, args[0])
+			var o *opened
+			if cmd.Flags().Changed("version") {
+				o, err = openVersion(cmd.Context(), c, args[0], version)
+			} else {
+				o, err = open(cmd.Context(), c, args[0])
+			}
 			if err != nil {
 				return err
 			}
@@ -112,6 +138,7 @@ the audit log. The API key needs the scope vault:read.`,
 	r.RegisterConnection(cmd)
 	cmd.ValidArgsFunction = completeNames(&r)
 	f.Register(cmd, "env")
+	cmd.Flags().Int64Var(&version, "version", 0, "read this version instead of the current one; latticekeep history says which are kept")
 	return cmd
 }
 

@@ -10,9 +10,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strconv"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -22,7 +20,7 @@ import (
 
 // NewCommands returns all commands of the package.
 func NewCommands() []*cobra.Command {
-	return []*cobra.Command{newGetCommand(), newPutCommand(), newEditCommand(), newListCommand(), newRemoveCommand(), newGenerateCommand(), newReencryptCommand(), newMoveCommand(), newHistoryCommand(),
+	return []*cobra.Command{newGetCommand(), newPutCommand(), newEditCommand(), newListCommand(), newRemoveCommand(), newGenerateCommand(), newReencryptCommand(), newMoveCommand(), newHistoryCommand(), newUndoCommand(), newKeepCommand(),
 		newRunCommand(), newEnvCommand()}
 }
 
@@ -166,50 +164,6 @@ REST this call is rotate. The API key needs the scopes vault:read and vault:writ
 			}
 			made := credentialOf(answer)
 			return f.Print(cmd.OutOrStdout(), made, func(out io.Writer) { printCredentials(out, made) })
-		},
-	}
-	r.RegisterConnection(cmd)
-	cmd.ValidArgsFunction = completeNames(&r)
-	f.Register(cmd)
-	return cmd
-}
-
-func newHistoryCommand() *cobra.Command {
-	var r command.Server
-	var f command.Format
-	cmd := &cobra.Command{
-		Use:   "history NAME",
-		Short: "List the versions of a credential, without their values",
-		Long: `List what a credential went through, newest first: when each version was encrypted,
-and why. The API key needs the scope vault:read.`,
-		Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := f.Check(); err != nil {
-				return err
-			}
-			c, err := r.Client()
-			if err != nil {
-				return err
-			}
-			found, err := mustFind(cmd.Context(), c, args[0])
-			if err != nil {
-				return err
-			}
-			answer, err := c.ListCredentialVersions(cmd.Context(), found.CredentialId)
-			if err != nil {
-				return fmt.Errorf("listing the versions of %s: %w", command.Printable(args[0]), err)
-			}
-			return f.Print(cmd.OutOrStdout(), answer.Versions, func(out io.Writer) {
-				var rows [][]string
-				for _, v := range answer.Versions {
-					current := ""
-					if v.Current {
-						current = "current"
-					}
-					rows = append(rows, []string{strconv.FormatInt(v.Version, 10), string(v.Change), v.SealedAt.UTC().Format(time.DateTime), command.Day(&v.ExpiresAt), current})
-				}
-				command.Table(out, "VERSION CHANGE SEALED EXPIRES CURRENT", rows)
-			})
 		},
 	}
 	r.RegisterConnection(cmd)
