@@ -95,7 +95,7 @@ func openedOf(answer *v2.UnsealedCredential) *opened {
 func newGetCommand() *cobra.Command {
 	var r command.Server
 	var f command.Format
-	var version int64
+	var version *int64
 	cmd := &cobra.Command{
 		Use:   "get NAME [KEY]",
 		Short: "Read a credential",
@@ -120,8 +120,8 @@ the audit log. The API key needs the scope vault:read.`,
 				return err
 			}
 			var o *opened
-			if cmd.Flags().Changed("version") {
-				o, err = openVersion(cmd.Context(), c, args[0], version)
+			if version != nil {
+				o, err = openVersion(cmd.Context(), c, args[0], *version)
 			} else {
 				o, err = open(cmd.Context(), c, args[0])
 			}
@@ -138,7 +138,7 @@ the audit log. The API key needs the scope vault:read.`,
 	r.RegisterConnection(cmd)
 	cmd.ValidArgsFunction = completeNames(&r)
 	f.Register(cmd, "env")
-	cmd.Flags().Int64Var(&version, "version", 0, "read this version instead of the current one; latticekeep history says which are kept")
+	command.Int(cmd, &version, "version", 1, maxVersion, "read this version instead of the current one; latticekeep history says which are kept")
 	return cmd
 }
 

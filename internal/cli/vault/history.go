@@ -17,10 +17,13 @@ import (
 	"github.com/latticekeep/latticekeep/internal/cli/command"
 )
 
+// maxVersion is the highest number that JSON carries.
+const maxVersion = 1<<53 - 1
+
 func newHistoryCommand() *cobra.Command {
 	var r command.Server
 	var f command.Format
-	var diff int64
+	var diff *int64
 	cmd := &cobra.Command{
 		Use:   "history NAME",
 		Short: "List the versions of a credential, without their values",
@@ -37,8 +40,8 @@ another value. Neither prints a value. The API key needs the scope vault:read.`,
 			if err != nil {
 				return err
 			}
-			if cmd.Flags().Changed("diff") {
-				keys, err := compare(cmd.Context(), c, args[0], diff)
+			if diff != nil {
+				keys, err := compare(cmd.Context(), c, args[0], *diff)
 				if err != nil {
 					return err
 				}
@@ -58,7 +61,7 @@ another value. Neither prints a value. The API key needs the scope vault:read.`,
 	r.RegisterConnection(cmd)
 	cmd.ValidArgsFunction = completeNames(&r)
 	f.Register(cmd)
-	cmd.Flags().Int64Var(&diff, "diff", 0, "compare the keys of the current version with those of this one, which must be kept")
+	command.Int(cmd, &diff, "diff", 1, maxVersion, "compare the keys of the current version with those of this one, which must be kept")
 	return cmd
 }
 
@@ -125,7 +128,7 @@ func printDifference(out io.Writer, d difference) {
 func newUndoCommand() *cobra.Command {
 	var r command.Server
 	var f command.Format
-	var version int64
+	var version *int64
 	cmd := &cobra.Command{
 		Use:   "undo NAME",
 		Short: "Bring earlier values of a credential back",
@@ -155,11 +158,11 @@ needs the scopes vault:read and vault:write.`,
 	r.RegisterConnection(cmd)
 	cmd.ValidArgsFunction = completeNames(&r)
 	f.Register(cmd)
-	cmd.Flags().Int64Var(&version, "version", 0, "version whose values come back (default the newest earlier one that is kept)")
+	command.Int(cmd, &version, "version", 1, maxVersion, "version whose values come back (default the newest earlier one that is kept)")
 	return cmd
 }
 
-func undo(ctx context.Context, c *client.V2, name string, version int64) (*v2.CredentialAnswer, error) {
+func undo(ctx context.Context, c *client.V2, name string, version *int64) (*v2.CredentialAnswer, error) {
 	found, err := mustFind(ctx, c, name)
 	if err != nil {
 		return nil, err
@@ -168,7 +171,7 @@ func undo(ctx context.Context, c *client.V2, name string, version int64) (*v2.Cr
 	if _, err := c.GetCredentialMetadata(ctx, found.CredentialId, client.EntityTag(&tag)); err != nil {
 		return nil, fmt.Errorf("looking for %s: %w", command.Printable(name), err)
 	}
-	if version == 0 {
+	if version == nil {
 		all, err := c.ListCredentialVersions(ctx, found.CredentialId)
 		if err != nil {
 			return nil, fmt.Errorf("listing the versions of %s: %w", command.Printable(name), err)
@@ -177,11 +180,11 @@ func undo(ctx context.Context, c *client.V2, name string, version int64) (*v2.Cr
 		if i < 0 {
 			return nil, &command.StatusError{Status: command.StatusRefused, Err: fmt.Errorf("no earlier version of %s is kept: latticekeep keep says of which paths some are, from their next change on", command.Printable(name))}
 		}
-		version = all.Versions[i].Version
+		version = &all.Versions[i].Version
 	}
-	answer, err := c.UndoCredential(ctx, found.CredentialId, v2.UndoRequest{Version: version}, client.IfMatch(tag))
+	answer, err := c.UndoCredential(ctx, found.CredentialId, v2.UndoRequest{Version: *version}, client.IfMatch(tag))
 	if err != nil {
-		return nil, fmt.Errorf("bringing version %d of %s back: %w", version, command.Printable(name), err)
+		return nil, fmt.Errorf("bringing version %d of %s back: %w", *version, command.Printable(name), err)
 	}
 	return answer, nil
 }
