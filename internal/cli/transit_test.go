@@ -92,6 +92,19 @@ stdout '(?m)^[0-9]+ +20.* DATA_ENCRYPTED +success +key_'
 latticekeep audit search --limit 3 -o json
 stdout -count=3 '"sequence":'
 latticekeep audit search --limit 130 -o yaml
+latticekeep audit search --limit 2 -o ndjson
+stdout '(?s)\A\{"actor":[^\n]*\}\n\{"actor":[^\n]*\}\n\z'
+stdin data
+latticekeep put '=HYPERLINK(1)' k=-
+latticekeep audit search --limit 1 --event CREDENTIAL_SEALED --names
+stdout ' CREDENTIAL_SEALED +success +[^k ]\S+ +=HYPERLINK\(1\)$'
+latticekeep audit search --limit 1 --event CREDENTIAL_SEALED -o csv --names
+stdout '^sequence,timestamp,event_type,outcome,reason,actor_type,actor_id,actor_name,resource_type,resource_id,resource_name,'
+stdout ',CREDENTIAL_SEALED,success,,api_key,key_[a-z2-7]+,[^,]+,credential,cred_[a-z2-7]+,''=HYPERLINK\(1\),'
+latticekeep audit search --limit 1 --event CREDENTIAL_SEALED -o csv
+! stdout HYPERLINK
+! latticekeep audit search --names -o json
+stderr 'names is for the forms table and csv'
 latticekeep audit search --outcome denied --to 2020-01-01
 ! stdout denied
 ! latticekeep audit search --from yesterday

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strconv"
 	"strings"
 	"time"
 
@@ -19,37 +18,30 @@ import (
 	"github.com/latticekeep/latticekeep/internal/cli/command"
 )
 
-// line returns the cells of an entry for people.
-func line(e *v2.AuditEntry) []string {
-	reference := func(r v2.AuditReference) string {
-		if r.Id == "" {
-			return r.Type
-		}
-		return r.Id
-	}
-	return []string{
-		strconv.FormatInt(e.Sequence, 10), e.Timestamp.UTC().Format(time.DateTime), string(e.EventType), string(e.Outcome),
-		command.Printable(reference(e.Actor)), command.Printable(reference(e.Resource)),
-	}
-}
-
 func newSearchCommand() *cobra.Command {
 	var r command.Server
 	var f command.Format
 	var event, actor, resource, outcome, from, to string
 	var hours, limit *int
+	var named bool
 	cmd := &cobra.Command{
 		Use:   "search",
 		Short: "Find entries of your tenant, newest first",
 		Long: `Find entries of your tenant's part of the log, newest first. All that is asked for must
 hold. The search is an entry itself. It verifies nothing: latticekeep audit verify
-does. The API key needs the scope audit:read.`,
+does. The API key needs the scope audit:read, and for --names audit:names.
+
+CSV has the columns that people filter by; a cell that a spreadsheet would take for a
+formula begins with an apostrophe. NDJSON has the whole entries, one on each line.`,
 		Example: `  latticekeep audit search --event CREDENTIAL_UNSEALED --hours 24
-  latticekeep audit search --outcome denied --from 2026-11-01 -o json`,
+  latticekeep audit search --outcome denied --from 2026-11-01 -o csv --names >denied.csv`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := f.Check(); err != nil {
 				return err
+			}
+			if named && !f.Is("table") && !f.Is("csv") {
+				return command.UsageError("--names is for the forms table and csv: an entry itself has ids")
 			}
 			p := v2.QueryAuditLogParams{Hours: hours}
 			if event != "" {
@@ -89,18 +81,31 @@ does. The API key needs the scope audit:read.`,
 			if err != nil {
 				return err
 			}
+			var called names
+			if named && len(all) > 0 {
+				if called, err = findNames(cmd.Context(), c, all); err != nil {
+					return err
+				}
+			}
+			switch out := cmd.OutOrStdout(); {
+			case f.Is("csv"):
+				return called.writeCSV(out, all)
+			case f.Is("ndjson"):
+				return writeLines(out, all)
+			}
 			return f.Print(cmd.OutOrStdout(), all, func(out io.Writer) {
 				var rows [][]string
 				for _, e := range all {
-					rows = append(rows, line(&e))
+					rows = append(rows, called.cells(&e))
 				}
 				command.Table(out, "SEQUENCE TIME EVENT OUTCOME ACTOR RESOURCE", rows)
 			})
 		},
 	}
 	r.RegisterConnection(cmd)
-	f.Register(cmd)
+	f.Register(cmd, "csv", "ndjson")
 	flags := cmd.Flags()
+	flags.BoolVar(&named, "names", false, "show what ids are called, where they are called anything")
 	flags.StringVar(&event, "event", "", "type of event, such as CREDENTIAL_UNSEALED")
 	flags.StringVar(&actor, "actor", "", "id of who acted, such as key_…")
 	flags.StringVar(&resource, "resource", "", "id of what was acted on, such as cred_…")
@@ -164,7 +169,7 @@ interrupted. It begins with the entry that it leaves itself, or behind --after. 
 				if asJSON {
 					return lines.Encode(e)
 				}
-				cells := line(e)
+				cells := names(nil).cells(e)
 				_, err := fmt.Fprintf(out, "%8s  %s  %-28s %-8s %s %s\n", cells[0], cells[1], cells[2], cells[3], cells[4], cells[5])
 				return err
 			})
