@@ -20,6 +20,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
 	"github.com/latticekeep/latticekeep/internal/store/postgres"
+	"github.com/latticekeep/latticekeep/internal/vault/listing"
 	"github.com/latticekeep/latticekeep/test/pgtest"
 )
 
@@ -80,7 +81,7 @@ func BenchmarkTenThousandCredentials(b *testing.B) {
 			set, err := keys.NewSet(b.Context(), p.Tenant, 1)
 			must(b, err)
 			must(b, s.Update(b.Context(), set.Put))
-			fill(b, s, log, p.Tenant, time.Now(), 10_000)
+			fill(b, s, log, p.Tenant, time.Now(), 10_000, func(i int) string { return fmt.Sprint("filled ", i) })
 			v := New(s, guard.New(log), keys, time.Now)
 			list := func(q ListQuery) func() error {
 				return func() error { _, _, err := v.List(b.Context(), p, q); return err }
@@ -109,5 +110,49 @@ func BenchmarkTenThousandCredentials(b *testing.B) {
 				})
 			}
 		})
+	}
+}
+
+// BenchmarkPaths reports how much longer a list takes in a tenant with 100,000 credentials in 10,000
+// folders than in one with 100 in 10, both in the same store and read in turns. The caller has eight
+// policies of fifty rules each, the most there are.
+func BenchmarkPaths(b *testing.B) {
+	f := newFixture(b, time.Hour)
+	few, many := f.a, f.b
+	name := func(i int) string { return fmt.Sprintf("team-%05d/credential-%d", i/10, i%10) }
+	fill(b, f.store.guarded, f.log, few.Tenant, f.now(), 100, name)
+	fill(b, f.store.guarded, f.log, many.Tenant, f.now(), 100_000, name)
+	f.index()
+	var all authz.Access
+	for i := range 8 {
+		rules := []authz.Rule{anyVerb("team-00003/**"), anyVerb("team-00005/**")}
+		for j := range authz.MaxRules - len(rules) {
+			rules = append(rules, anyVerb(fmt.Sprintf("other-%d-%d/**", i, j)))
+		}
+		policy, err := authz.NewPolicy(rules)
+		must(b, err)
+		all = append(all, policy)
+	}
+	for what, q := range map[string]ListQuery{
+		"page":   {Limit: 10},
+		"sorted": {Limit: 10, Order: listing.ByName},
+		"prefix": {Limit: 10, Filter: Filter{Prefix: "team-00003/"}},
+		"search": {Limit: 10, Filter: Filter{Prefix: "team-00003/", Text: "CREDENTIAL-7"}},
+	} {
+		for who, access := range map[string]authz.Access{"all paths": nil, "policies": all} {
+			b.Run(what+" of "+who, func(b *testing.B) {
+				var took [2]time.Duration
+				for b.Loop() {
+					for i, p := range []authz.Principal{few, many} {
+						p.Access = access
+						began := time.Now()
+						_, _, err := f.vault.List(b.Context(), p, q)
+						took[i] += time.Since(began)
+						must(b, err)
+					}
+				}
+				b.ReportMetric(float64(took[1])/float64(took[0]), "100000/100")
+			})
+		}
 	}
 }

@@ -158,15 +158,17 @@ func TestAPageLooksAtABoundedNumberOfCredentials(t *testing.T) {
 
 // fill stores rows that look like credentials of f.a, as fast as it can. Nobody opens them. They
 // have the size of a credential of 100 bytes.
-func (f *fixture) fill(n int) { fill(f.t, f.store.guarded, f.log, f.a.Tenant, f.now(), n) }
+func (f *fixture) fill(n int) {
+	fill(f.t, f.store.guarded, f.log, f.a.Tenant, f.now(), n, func(i int) string { return fmt.Sprint("filled ", i) })
+}
 
-func fill(t testing.TB, s store.Store, log *writer.Log, tenant authz.TenantID, now time.Time, n int) {
+func fill(t testing.TB, s store.Store, log *writer.Log, tenant authz.TenantID, now time.Time, n int, name func(i int) string) {
 	t.Helper()
 	for n > 0 {
 		batch := min(n, 500)
 		must(t, s.Update(t.Context(), func(tx store.Tx) error {
 			for i := range batch {
-				r := newRecord(tenant, authz.NewID(idPrefix), 1, now, now, SealRequest{Name: fmt.Sprint("filled ", n, i), Type: fmt.Sprint("type-", i%30), TTLDays: 1 + i%60})
+				r := newRecord(tenant, authz.NewID(idPrefix), 1, now, now, SealRequest{Name: name(n - i), Type: fmt.Sprint("type-", i%30), TTLDays: 1 + i%60})
 				r.Body, r.Signature, r.Wrap = make([]byte, 1281), make([]byte, dualsig.SignatureSize+64), make([]byte, 129)
 				_, _ = rand.Read(r.Body) // not compressible, like a real body
 				_, _ = rand.Read(r.Signature)
