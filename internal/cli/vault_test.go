@@ -450,11 +450,24 @@ stderr 'no value is left: latticekeep rm'
 latticekeep get shop/db -o json
 cmp stdout second.json
 
+# what somebody else stores meanwhile stays
+env EDITOR='sh other.sh'
+latticekeep edit shop/db
+stdout 'shop/db +generic +4 '
+latticekeep get shop/db -o json
+stdout '(?s)"theirs": "theirs",\n  "user": "mine"'
 env EDITOR='sh meanwhile.sh'
 ! latticekeep edit shop/db
-stderr 'somebody else has changed it meanwhile'
+stderr 'somebody else has changed user of shop/db meanwhile'
+! stderr 'theirs|ours'
 latticekeep get shop/db user
-stdout '^theirs\z'
+stdout '^theirs-'
+ttyin -stdin again
+latticekeep edit shop/db
+stderr 'Type again to go on editing'
+latticekeep get shop/db -o json
+stdout '(?s)"number": "008",.*"theirs": "theirs",\n  "user": "ours"'
+! stdout more
 ! latticekeep edit none
 stderr 'reading none'
 `, map[string]string{
@@ -462,10 +475,16 @@ stderr 'reading none'
 		"second.json": "{\n  \"lines\": \"a\\nb\\n\",\n  \"more\": \"x: y\",\n  \"number\": \"007\",\n  \"user\": \"ada\"\n}\n",
 		"change.sh": `set -e; echo $1 >where; test "$(stat -c %a $1)" = 600; test "$(stat -f -c %T $1)" = tmpfs
 sed -i 's/^user: app/user: ada/; /^gone:/d' "$1"; echo 'more: "x: y"' >>"$1"`,
-		"gone.sh":      `! test -e $(cat where) && ! test -e $(dirname $(cat where))`,
-		"broken.sh":    `echo 'user: [hunter2' >"$1"`,
-		"number.sh":    `echo 'port: 5432' >"$1"`,
-		"empty.sh":     `>"$1"`,
-		"meanwhile.sh": `printf theirs | latticekeep put shop/db --keep user=- && echo 'user: mine' >"$1"`,
+		"gone.sh":   `! test -e $(cat where) && ! test -e $(dirname $(cat where))`,
+		"broken.sh": `echo 'user: [hunter2' >"$1"`,
+		"number.sh": `echo 'port: 5432' >"$1"`,
+		"empty.sh":  `>"$1"`,
+		"other.sh":  `printf theirs | latticekeep put shop/db --keep theirs=- && sed -i 's/^user: .*/user: mine/' "$1"`,
+		"again":     "again\n",
+		"meanwhile.sh": `set -e; if test -e edited; then grep -q '^user: ours' "$1"; sed -i '/^more:/d' "$1"; exit; fi
+test ! -t 0 || touch edited
+printf theirs-$$ | latticekeep put shop/db --keep user=-
+printf 008 | latticekeep put shop/db --keep number=-
+sed -i 's/^user: .*/user: ours/' "$1"`,
 	}, nil)
 }

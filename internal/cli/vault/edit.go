@@ -1,6 +1,7 @@
 package vault
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -9,6 +10,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -26,8 +29,8 @@ func newEditCommand() *cobra.Command {
 		Short: "Change the values of a credential in an editor",
 		Long: `Open the values of a credential as YAML in the editor of VISUAL or EDITOR, and store
 what was changed as the next version: a line that is gone removes its key. Nothing is
-stored when nothing was changed, or when somebody else has changed the credential
-meanwhile.
+stored when nothing was changed. It keeps what somebody else stores meanwhile; when
+both have changed the same key, the text can be edited again.
 
 The text is in a file of mode 0600 in memory (tmpfs: XDG_RUNTIME_DIR or /dev/shm) and
 removed at the end. An editor may keep copies elsewhere. The API key needs the scopes
@@ -52,50 +55,92 @@ vault:read and vault:write.`,
 	return cmd
 }
 
+// edit has the values changed in an editor until they are stored, or somebody gives up. What somebody else
+// has stored meanwhile stays; for a key that both have changed, the text is edited again.
 func edit(ctx context.Context, cmd *cobra.Command, c *client.V2, editor, name string) error {
 	var tag string
 	o, err := open(ctx, c, name, client.EntityTag(&tag))
 	if err != nil {
 		return err
 	}
-	defer o.values.zero()
-	if err := o.checkText(name); err != nil {
-		return err
+	defer func() { o.values.zero() }() // those that were read last
+	for text := o.values.strings(); ; {
+		if err := o.checkText(name); err != nil {
+			return err
+		}
+		edited, err := inEditor(ctx, cmd, editor, text)
+		if err != nil {
+			return err
+		}
+		r := v2.PatchRequest{Values: changes(o.values, edited)}
+		if len(r.Values) == 0 {
+			_, err := fmt.Fprintln(cmd.ErrOrStderr(), "nothing changed, and nothing stored")
+			return err
+		}
+		for both := []string(nil); len(both) == 0; {
+			answer, err := c.PatchCredential(ctx, o.id, r, client.IfMatch(tag))
+			if err == nil {
+				printCredentials(cmd.OutOrStdout(), credentialOf(answer))
+				return nil
+			}
+			if !errors.Is(err, client.ErrPreconditionFailed) {
+				return fmt.Errorf("storing %s: %w", command.Printable(name), err)
+			}
+			now, err := open(ctx, c, o.id, client.EntityTag(&tag))
+			if err != nil {
+				return err
+			}
+			for key := range r.Values {
+				was, had := o.values[key]
+				is, has := now.values[key]
+				if had != has || !bytes.Equal(was, is) {
+					both = append(both, command.Printable(key))
+				}
+			}
+			o.values.zero()
+			o = now
+			slices.Sort(both)
+			if len(both) == 0 {
+				continue
+			}
+			err = fmt.Errorf("somebody else has changed %s of %s meanwhile, so nothing is stored", strings.Join(both, ", "), command.Printable(name))
+			if !command.IsTerminal(cmd.InOrStdin()) {
+				return err
+			}
+			fmt.Fprintln(cmd.ErrOrStderr(), err)
+		}
+		if err := command.Confirm(cmd, "Type again to go on editing, with your values in place of theirs", "again"); err != nil {
+			return err
+		}
+		text = o.values.strings()
+		for key, value := range r.Values {
+			if delete(text, key); value != nil {
+				text[key] = *value
+			}
+		}
 	}
-	edited, err := inEditor(ctx, cmd, editor, o.values)
-	if err != nil {
-		return err
-	}
-	r := v2.PatchRequest{Values: make(map[string]*string)}
+}
+
+// changes returns what makes the edited values of v, as a request has it: nil removes a key.
+func changes(v values, edited map[string]string) map[string]*string {
+	all := make(map[string]*string)
 	for key, value := range edited {
-		if former, ok := o.values[key]; !ok || string(former) != value {
-			r.Values[key] = &value
+		if was, ok := v[key]; !ok || string(was) != value {
+			all[key] = &value
 		}
 	}
-	for key := range o.values {
+	for key := range v {
 		if _, ok := edited[key]; !ok {
-			r.Values[key] = nil
+			all[key] = nil
 		}
 	}
-	if len(r.Values) == 0 {
-		_, err := fmt.Fprintln(cmd.ErrOrStderr(), "nothing changed, and nothing stored")
-		return err
-	}
-	answer, err := c.PatchCredential(ctx, o.id, r, client.IfMatch(tag))
-	if errors.Is(err, client.ErrPreconditionFailed) {
-		err = fmt.Errorf("somebody else has changed it meanwhile, so nothing is stored: edit it again: %w", err)
-	}
-	if err != nil {
-		return fmt.Errorf("storing %s: %w", command.Printable(name), err)
-	}
-	printCredentials(cmd.OutOrStdout(), credentialOf(answer))
-	return nil
+	return all
 }
 
 // inEditor returns the values as somebody leaves them in an editor. A text that cannot be read is
 // edited again, if somebody is there who says so.
-func inEditor(ctx context.Context, cmd *cobra.Command, editor string, v values) (map[string]string, error) {
-	text, err := yaml.Marshal(v.strings())
+func inEditor(ctx context.Context, cmd *cobra.Command, editor string, v map[string]string) (map[string]string, error) {
+	text, err := yaml.Marshal(v)
 	if err != nil {
 		return nil, err
 	}

@@ -94,7 +94,8 @@ func newPutCommand() *cobra.Command {
 		Use:   "put NAME [KEY=-]...",
 		Short: "Store a credential, or give one new values",
 		Long: `Store values under a name. A credential of that name gets them as its next version,
-in place of ALL that it had, which are gone; --keep keeps those of other keys.
+in place of ALL that it had; --keep keeps those of other keys. The values that it had
+are gone, unless latticekeep keep has the server keep earlier versions.
 
 No value is an argument, because others can read the command lines of a machine.
 They come from
