@@ -299,6 +299,17 @@ func TestAListIsReadToItsEnd(t *testing.T) {
 	if err != nil || strings.Count(printed, "many ") != 205 {
 		t.Errorf("%d of 205 credentials are listed, %v", strings.Count(printed, "many "), err)
 	}
+	// So are those of the audit log, for programs.
+	for form, more := range map[string]int{"ndjson": 0, "csv": 1} {
+		printed, err := run(t, "audit", "search", "--event", "CREDENTIAL_SEALED", "-o", form, "--url", server.BaseURL, "--api-key", server.APIKey)
+		if n := strings.Count(printed, "\n"); err != nil || n != 205+more || strings.Count(printed, "sequence,") != more {
+			t.Errorf("%s: %d lines of 205 entries, %v", form, n, err)
+		}
+		printed, err = run(t, "audit", "search", "--event", "CREDENTIAL_SEALED", "-o", form, "--limit", "101", "--url", server.BaseURL, "--api-key", server.APIKey)
+		if n := strings.Count(printed, "\n"); err != nil || n != 101+more {
+			t.Errorf("%s: %d lines of 101 entries, %v", form, n, err)
+		}
+	}
 }
 
 // A program gets the values of credentials in its environment. It is the process that its caller knows:

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"strings"
 	"time"
 
@@ -32,7 +33,8 @@ hold. The search is an entry itself. It verifies nothing: latticekeep audit veri
 does. The API key needs the scope audit:read, and for --names audit:names.
 
 CSV has the columns that people filter by; a cell that a spreadsheet would take for a
-formula begins with an apostrophe. NDJSON has the whole entries, one on each line.`,
+formula begins with an apostrophe. NDJSON has the whole entries, one on each line. Both
+have all entries, and are written while the search goes on.`,
 		Example: `  latticekeep audit search --event CREDENTIAL_UNSEALED --hours 24
   latticekeep audit search --outcome denied --from 2026-11-01 -o csv --names >denied.csv`,
 		Args: cobra.NoArgs,
@@ -69,31 +71,49 @@ formula begins with an apostrophe. NDJSON has the whole entries, one on each lin
 				}
 				*t.to = &at
 			}
-			most := defaultLimit
-			if limit != nil {
-				most = *limit
-			}
 			c, err := r.Client()
 			if err != nil {
 				return err
 			}
-			all, err := search(cmd.Context(), c, p, most)
+			ctx, out := cmd.Context(), cmd.OutOrStdout()
+			most := defaultLimit
+			switch {
+			case limit != nil:
+				most = *limit
+			case f.Is("csv"), f.Is("ndjson"):
+				most = math.MaxInt
+			}
+			var called names
+			find := func(page []v2.AuditEntry) (err error) {
+				if named && len(page) > 0 {
+					called, err = findNames(ctx, c, page)
+				}
+				return err
+			}
+			switch {
+			case f.Is("csv"):
+				w := newTable(out)
+				return search(ctx, c, p, most, func(page []v2.AuditEntry) error {
+					if err := find(page); err != nil {
+						return err
+					}
+					return called.writeCSV(w, page)
+				})
+			case f.Is("ndjson"):
+				return search(ctx, c, p, most, func(page []v2.AuditEntry) error { return writeLines(out, page) })
+			}
+			all := []v2.AuditEntry{}
+			err = search(ctx, c, p, most, func(page []v2.AuditEntry) error {
+				all = append(all, page...)
+				return nil
+			})
 			if err != nil {
 				return err
 			}
-			var called names
-			if named && len(all) > 0 {
-				if called, err = findNames(cmd.Context(), c, all); err != nil {
-					return err
-				}
+			if err := find(all); err != nil {
+				return err
 			}
-			switch out := cmd.OutOrStdout(); {
-			case f.Is("csv"):
-				return called.writeCSV(out, all)
-			case f.Is("ndjson"):
-				return writeLines(out, all)
-			}
-			return f.Print(cmd.OutOrStdout(), all, func(out io.Writer) {
+			return f.Print(out, all, func(out io.Writer) {
 				var rows [][]string
 				for _, e := range all {
 					rows = append(rows, called.cells(&e))
@@ -115,7 +135,7 @@ formula begins with an apostrophe. NDJSON has the whole entries, one on each lin
 	command.Choices(cmd, "event", eventTypes()...)
 	command.Choices(cmd, "outcome", v2.QueryAuditLogParamsOutcomeSuccess, v2.QueryAuditLogParamsOutcomeDenied, v2.QueryAuditLogParamsOutcomeFailure)
 	command.Int(cmd, &hours, "hours", 1, 87600, "the last so many hours")
-	command.Int(cmd, &limit, "limit", 1, 100_000, fmt.Sprintf("most entries to print (default %d)", defaultLimit))
+	command.Int(cmd, &limit, "limit", 1, 100_000, fmt.Sprintf("most entries to print (default %d, and all as csv and ndjson)", defaultLimit))
 	cmd.MarkFlagsMutuallyExclusive("hours", "from")
 	cmd.MarkFlagsMutuallyExclusive("hours", "to")
 	return cmd
@@ -130,18 +150,19 @@ func parseTime(text string) (time.Time, error) {
 	return time.Parse(time.RFC3339, text)
 }
 
-// search reads pages until it has enough. A page may be empty and have a next one.
-func search(ctx context.Context, c *client.V2, p v2.QueryAuditLogParams, most int) ([]v2.AuditEntry, error) {
-	all := []v2.AuditEntry{}
+// search calls use with pages until there were enough entries. A page may be empty and have a next one.
+func search(ctx context.Context, c *client.V2, p v2.QueryAuditLogParams, most int, use func([]v2.AuditEntry) error) error {
 	for {
-		p.Limit = new(min(100, most-len(all)))
+		p.Limit = new(min(100, most))
 		page, err := c.QueryAuditLog(ctx, &p)
 		if err != nil {
-			return nil, fmt.Errorf("searching the audit log: %w", err)
+			return fmt.Errorf("searching the audit log: %w", err)
 		}
-		all = append(all, page.Entries...)
-		if page.NextCursor == nil || len(all) >= most {
-			return all, nil
+		if err := use(page.Entries); err != nil {
+			return err
+		}
+		if most -= len(page.Entries); page.NextCursor == nil || most <= 0 {
+			return nil
 		}
 		p.Cursor = page.NextCursor
 	}

@@ -78,10 +78,15 @@ var csvColumns = []string{
 	"source_ip", "request_id", "attributes",
 }
 
-// writeCSV writes entries as a table of RFC 4180 with a heading. Names are empty if nobody asked for them.
-func (n names) writeCSV(out io.Writer, entries []v2.AuditEntry) error {
+// newTable begins a table of RFC 4180 with its heading.
+func newTable(out io.Writer) *csv.Writer {
 	w := csv.NewWriter(out)
 	_ = w.Write(csvColumns) // Flush says what failed
+	return w
+}
+
+// writeCSV writes entries as rows of a table. Names are empty if nobody asked for them.
+func (n names) writeCSV(w *csv.Writer, entries []v2.AuditEntry) error {
 	for _, e := range entries {
 		attributes, err := json.Marshal(e.Attributes)
 		if err != nil {
