@@ -479,6 +479,18 @@ stderr 'Type again to go on editing'
 latticekeep get shop/db -o json
 stdout '(?s)"number": "008",.*"theirs": "theirs",\n  "user": "ours"'
 ! stdout more
+cmp conflict conflict.yaml
+
+# what the server refuses is still there when the editor opens again
+env EDITOR='sh refused.sh'
+ttyin -stdin again
+latticekeep edit shop/db
+latticekeep get shop/db good
+stdout '^hunter2\z'
+exec rm -f refused
+! latticekeep edit shop/db
+stderr 'storing shop/db: '
+! stderr hunter
 ! latticekeep edit none
 stderr 'reading none'
 `, map[string]string{
@@ -492,10 +504,26 @@ sed -i 's/^user: app/user: ada/; /^gone:/d' "$1"; echo 'more: "x: y"' >>"$1"`,
 		"empty.sh":  `>"$1"`,
 		"other.sh":  `printf theirs | latticekeep put shop/db --keep theirs=- && sed -i 's/^user: .*/user: mine/' "$1"`,
 		"again":     "again\n",
-		"meanwhile.sh": `set -e; if test -e edited; then grep -q '^user: ours' "$1"; sed -i '/^more:/d' "$1"; exit; fi
+		"meanwhile.sh": `set -e; if test -e edited; then sed s/theirs-.*/theirs-/ "$1" >conflict; sed -i '/^=======/,/^>>>>>>>/d; /^<<<<<<</d; /^more:/d' "$1"; exit; fi
 test ! -t 0 || touch edited
 printf theirs-$$ | latticekeep put shop/db --keep user=-
 printf 008 | latticekeep put shop/db --keep number=-
 sed -i 's/^user: .*/user: ours/' "$1"`,
+		"conflict.yaml": `# Somebody else has changed this credential meanwhile. Between marks, leave the lines
+# of one side, and remove the marks.
+lines: |
+  a
+  b
+more: 'x: y'
+number: "008"
+theirs: theirs
+<<<<<<< yours
+user: ours
+=======
+user: theirs-
+>>>>>>> theirs
+`,
+		"refused.sh": `set -e; if test -e refused; then grep -q '^a b: hunter2$' "$1"; sed -i 's/^a b:/good:/' "$1"; exit; fi
+echo >refused; echo 'a b: hunter2' >>"$1"`,
 	}, nil)
 }

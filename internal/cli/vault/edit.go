@@ -1,15 +1,16 @@
 package vault
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -29,11 +30,14 @@ func newEditCommand() *cobra.Command {
 		Short: "Change the values of a credential in an editor",
 		Long: `Open the values of a credential as YAML in the editor of VISUAL or EDITOR, and store
 what was changed as the next version: a line that is gone removes its key. Nothing is
-stored when nothing was changed. It keeps what somebody else stores meanwhile; when
-both have changed the same key, the text can be edited again.
+stored when nothing was changed. It keeps what somebody else stores meanwhile. When both
+have changed the same key, the text can be edited again: it has both values, between
+marks as git makes them, and is not stored while a mark is left. So can a text that the
+server refuses.
 
-The text is in a file of mode 0600 in memory (tmpfs: XDG_RUNTIME_DIR or /dev/shm) and
-removed at the end. An editor may keep copies elsewhere. The API key needs the scopes
+The text is in a file of mode 0600 and removed at the end: on Linux in memory (tmpfs:
+XDG_RUNTIME_DIR or /dev/shm), on macOS in your temporary folder, whose disk may keep
+traces of it. An editor may keep copies elsewhere. The API key needs the scopes
 vault:read and vault:write.`,
 		Example: `  EDITOR=nano latticekeep edit shop/db`,
 		Args:    cobra.ExactArgs(1),
@@ -55,20 +59,28 @@ vault:read and vault:write.`,
 	return cmd
 }
 
-// edit has the values changed in an editor until they are stored, or somebody gives up. What somebody else
-// has stored meanwhile stays; for a key that both have changed, the text is edited again.
-func edit(ctx context.Context, cmd *cobra.Command, c *client.V2, editor, name string) error {
+// edit has the values changed in an editor until they are stored, or somebody gives up.
+func edit(ctx context.Context, cmd *cobra.Command, c *client.V2, program, name string) error {
 	var tag string
 	o, err := open(ctx, c, name, client.EntityTag(&tag))
 	if err != nil {
 		return err
 	}
-	defer func() { o.values.zero() }() // those that were read last
-	for text := o.values.strings(); ; {
-		if err := o.checkText(name); err != nil {
-			return err
-		}
-		edited, err := inEditor(ctx, cmd, editor, text)
+	defer func() { o.values.zero() }()
+	if err := o.checkText(name); err != nil {
+		return err
+	}
+	text, err := yaml.Marshal(o.values.strings())
+	if err != nil {
+		return err
+	}
+	e, err := newEditor(cmd, program, text)
+	if err != nil {
+		return err
+	}
+	defer e.close()
+	for {
+		edited, err := e.edit(ctx)
 		if err != nil {
 			return err
 		}
@@ -77,59 +89,63 @@ func edit(ctx context.Context, cmd *cobra.Command, c *client.V2, editor, name st
 			_, err := fmt.Fprintln(cmd.ErrOrStderr(), "nothing changed, and nothing stored")
 			return err
 		}
-		for both := []string(nil); len(both) == 0; {
-			answer, err := c.PatchCredential(ctx, o.id, r, client.IfMatch(tag))
-			if err == nil {
-				printCredentials(cmd.OutOrStdout(), credentialOf(answer))
-				return nil
-			}
-			if !errors.Is(err, client.ErrPreconditionFailed) {
-				return fmt.Errorf("storing %s: %w", command.Printable(name), err)
-			}
-			now, err := open(ctx, c, o.id, client.EntityTag(&tag))
-			if err != nil {
-				return err
-			}
-			for key := range r.Values {
-				was, had := o.values[key]
-				is, has := now.values[key]
-				if had != has || !bytes.Equal(was, is) {
-					both = append(both, command.Printable(key))
-				}
-			}
-			o.values.zero()
-			o = now
-			slices.Sort(both)
-			if len(both) == 0 {
-				continue
-			}
-			err = fmt.Errorf("somebody else has changed %s of %s meanwhile, so nothing is stored", strings.Join(both, ", "), command.Printable(name))
-			if !command.IsTerminal(cmd.InOrStdin()) {
-				return err
-			}
-			fmt.Fprintln(cmd.ErrOrStderr(), err)
+		answer, both, err := o.change(ctx, c, &tag, r.Values)
+		if answer != nil {
+			printCredentials(cmd.OutOrStdout(), credentialOf(answer))
+			return nil
 		}
-		if err := command.Confirm(cmd, "Type again to go on editing, with your values in place of theirs", "again"); err != nil {
+		if err != nil {
+			err = fmt.Errorf("storing %s: %w", command.Printable(name), err)
+		} else {
+			err = fmt.Errorf("somebody else has changed %s of %s meanwhile, so nothing is stored", command.Printable(strings.Join(both, ", ")), command.Printable(name))
+		}
+		if err := e.again(err); err != nil {
 			return err
 		}
-		text = o.values.strings()
-		for key, value := range r.Values {
-			if delete(text, key); value != nil {
-				text[key] = *value
-			}
+		if err := e.write(merge(o.values, r.Values, both)); err != nil {
+			return err
 		}
 	}
 }
 
-// changes returns what makes the edited values of v, as a request has it: nil removes a key.
-func changes(v values, edited map[string]string) map[string]*string {
+// change stores changes to o. What somebody else has stored meanwhile stays, and is then in o. When both
+// have changed the same keys, it stores nothing and returns those.
+func (o *opened) change(ctx context.Context, c *client.V2, tag *string, all map[string]*string) (answer *v2.CredentialAnswer, both []string, err error) {
+	for len(both) == 0 {
+		answer, err = c.PatchCredential(ctx, o.id, v2.PatchRequest{Values: all}, client.IfMatch(*tag))
+		if !errors.Is(err, client.ErrPreconditionFailed) {
+			return answer, nil, err
+		}
+		now, err := open(ctx, c, o.id, client.EntityTag(tag))
+		if err != nil {
+			return nil, nil, err
+		}
+		if err := now.checkText(o.id); err != nil {
+			now.values.zero()
+			return nil, nil, err
+		}
+		theirs := changes(o.values, now.values.strings())
+		for key, mine := range all {
+			if is, ok := theirs[key]; ok && (is == nil || mine == nil || *is != *mine) && is != mine {
+				both = append(both, key)
+			}
+		}
+		o.values.zero()
+		*o = *now
+	}
+	slices.Sort(both)
+	return nil, both, nil
+}
+
+// changes returns what makes a credential with values from one with former, as a patch does.
+func changes(former values, edited map[string]string) map[string]*string {
 	all := make(map[string]*string)
 	for key, value := range edited {
-		if was, ok := v[key]; !ok || string(was) != value {
+		if former, ok := former[key]; !ok || string(former) != value {
 			all[key] = &value
 		}
 	}
-	for key := range v {
+	for key := range former {
 		if _, ok := edited[key]; !ok {
 			all[key] = nil
 		}
@@ -137,49 +153,127 @@ func changes(v values, edited map[string]string) map[string]*string {
 	return all
 }
 
-// inEditor returns the values as somebody leaves them in an editor. A text that cannot be read is
-// edited again, if somebody is there who says so.
-func inEditor(ctx context.Context, cmd *cobra.Command, editor string, v map[string]string) (map[string]string, error) {
-	text, err := yaml.Marshal(v)
+// marks matches the lines that merge puts around both sides of a conflict, which are those of git. Values
+// of several lines are indented.
+var marks = regexp.MustCompile(`(?m)^(<<<<<<<|=======|>>>>>>>)`)
+
+// merge returns the text of values with changes to them. For the keys of both, which somebody else has
+// changed, too, it has both sides in marks. Those are no YAML, so nothing is stored that nobody has looked at.
+func merge(theirs values, mine map[string]*string, both []string) (text []byte) {
+	if len(both) > 0 {
+		text = []byte("# Somebody else has changed this credential meanwhile. Between marks, leave the lines\n" +
+			"# of one side, and remove the marks.\n")
+	}
+	line := func(key string, value *string) {
+		if value == nil {
+			return
+		}
+		y, _ := yaml.Marshal(map[string]string{key: *value}) // strings can always be encoded
+		text = append(text, y...)
+		clear(y)
+	}
+	sides := make(map[string][2]*string) // mine and theirs
+	for key, value := range theirs.strings() {
+		sides[key] = [2]*string{&value, &value}
+	}
+	for key, value := range mine {
+		sides[key] = [2]*string{value, sides[key][1]}
+	}
+	for _, key := range slices.Sorted(maps.Keys(sides)) {
+		side := sides[key]
+		if !slices.Contains(both, key) {
+			line(key, side[0])
+			continue
+		}
+		text = append(text, "<<<<<<< yours\n"...)
+		line(key, side[0])
+		text = append(text, "=======\n"...)
+		line(key, side[1])
+		text = append(text, ">>>>>>> theirs\n"...)
+	}
+	return text
+}
+
+// editor is a text that somebody edits.
+type editor struct {
+	cmd       *cobra.Command
+	program   string
+	dir, file string
+}
+
+// newEditor stores a text for program, and zeroes it.
+func newEditor(cmd *cobra.Command, program string, text []byte) (*editor, error) {
+	dir, err := privateFolder(runtime.GOOS)
 	if err != nil {
+		clear(text)
 		return nil, err
 	}
+	e := &editor{cmd, program, dir, filepath.Join(dir, "values.yaml")}
+	if err := e.write(text); err != nil {
+		e.close()
+		return nil, err
+	}
+	return e, nil
+}
+
+// write replaces the text with another one, which it zeroes.
+func (e *editor) write(text []byte) error {
 	defer clear(text)
-	dir, err := folderInMemory()
-	if err != nil {
-		return nil, err
+	return os.WriteFile(e.file, text, 0o600)
+}
+
+// close removes the text. Zeros go over it first, which on a disk may reach another place than it was at.
+func (e *editor) close() {
+	if f, err := os.OpenFile(e.file, os.O_WRONLY, 0); err == nil {
+		if s, err := f.Stat(); err == nil {
+			_, _ = f.Write(make([]byte, s.Size()))
+			_ = f.Sync()
+		}
+		_ = f.Close()
 	}
-	defer os.RemoveAll(dir)
-	file := filepath.Join(dir, "values.yaml")
-	if err := os.WriteFile(file, text, 0o600); err != nil {
-		return nil, err
-	}
+	_ = os.RemoveAll(e.dir)
+}
+
+// edit returns the values as somebody leaves them. A text that cannot be read is edited again, if somebody
+// is there who says so.
+func (e *editor) edit(ctx context.Context) (map[string]string, error) {
 	for {
-		e := exec.CommandContext(ctx, "sh", "-c", editor+` "$1"`, "sh", file)
-		e.Stdin, e.Stdout, e.Stderr = cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr()
-		if err := e.Run(); err != nil {
+		p := exec.CommandContext(ctx, "sh", "-c", e.program+` "$1"`, "sh", e.file)
+		p.Stdin, p.Stdout, p.Stderr = e.cmd.InOrStdin(), e.cmd.OutOrStdout(), e.cmd.ErrOrStderr()
+		if err := p.Run(); err != nil {
 			return nil, fmt.Errorf("running the editor, so nothing is stored: %w", err)
 		}
-		saved, err := command.ReadFile(file, maxInput)
+		saved, err := command.ReadFile(e.file, maxInput)
 		if err != nil {
 			return nil, err
 		}
 		edited, err := parseValues(saved)
 		saved.Zero()
-		if err == nil || !command.IsTerminal(cmd.InOrStdin()) {
-			return edited, err
+		if err == nil {
+			return edited, nil
 		}
-		fmt.Fprintln(cmd.ErrOrStderr(), err)
-		if err := command.Confirm(cmd, "Type again to go on editing", "again"); err != nil {
+		if err := e.again(err); err != nil {
 			return nil, err
 		}
 	}
+}
+
+// again returns nil if somebody, who is told of err, goes on editing the text.
+func (e *editor) again(err error) error {
+	if !command.IsTerminal(e.cmd.InOrStdin()) {
+		return err
+	}
+	fmt.Fprintln(e.cmd.ErrOrStderr(), err)
+	return command.Confirm(e.cmd, "Type again to go on editing", "again")
 }
 
 // yamlLine matches the line number in an error of the YAML parser, whose words may quote a value.
 var yamlLine = regexp.MustCompile(`line [0-9]+`)
 
 func parseValues(text []byte) (map[string]string, error) {
+	if marks.Match(text) {
+		return nil, command.UsageError("the text has marks <<<<<<<, ======= or >>>>>>>, so nothing is stored: leave the lines of one side, and remove the marks")
+	}
 	var object map[string]any
 	if err := yaml.UnmarshalStrict(text, &object); err != nil {
 		return nil, command.UsageError("the text is not YAML of KEY: VALUE: look at " + cmp.Or(yamlLine.FindString(err.Error()), "its keys"))
@@ -201,14 +295,19 @@ func parseValues(text []byte) (map[string]string, error) {
 // tmpfs is the magic number of file systems in memory (statfs(2)).
 const tmpfs = 0x01021994
 
-// folderInMemory makes a folder that never reaches a disk, except by swapping.
-func folderInMemory() (string, error) {
+// privateFolder makes a folder of mode 0700 for the text. On Linux it never reaches a disk, except by
+// swapping. Other systems have no file system in memory that anybody can use.
+func privateFolder(goos string) (string, error) {
+	const pattern = "latticekeep-edit-"
+	if goos != "linux" {
+		return os.MkdirTemp("", pattern)
+	}
 	for _, dir := range []string{os.Getenv("XDG_RUNTIME_DIR"), "/dev/shm"} {
 		var s syscall.Statfs_t
 		if dir == "" || syscall.Statfs(dir, &s) != nil || int64(s.Type) != tmpfs {
 			continue
 		}
-		if made, err := os.MkdirTemp(dir, "latticekeep-edit-"); err == nil {
+		if made, err := os.MkdirTemp(dir, pattern); err == nil {
 			return made, nil
 		}
 	}
