@@ -46,7 +46,7 @@ test-unit: ## run the tests that need nothing but Go: under three minutes on two
 	go test -short -parallel 8 -ldflags='-s -w' ./... # many tests mostly wait, and a test program needs no symbols
 
 .PHONY: deps
-deps: control-plane helm prometheus versitygw poppler postgres strace chromium ## compile and install what `make test` needs beside Go (as root: Debian packages)
+deps: control-plane helm prometheus versitygw poppler postgres strace chromium curl ## compile and install what `make test` needs beside Go (as root: Debian packages)
 	@command -v kubectl >/dev/null || { echo "kubectl is not on the PATH: install it first" >&2; exit 1; }
 
 # Packages whose goroutines share state. The stores run whole, since -short leaves PostgreSQL out.
@@ -60,7 +60,7 @@ test: deps ## install what the tests need, run all of them, a real kube-apiserve
 	CGO_ENABLED=1 $(BIN)/tools/gotest -race -timeout $(TEST_TIMEOUT) ./internal/store/...
 
 .PHONY: test-race
-test-race: helm prometheus versitygw poppler postgres strace chromium ## run everything that needs no cluster under the race detector (half an hour; needs a C compiler)
+test-race: helm prometheus versitygw poppler postgres strace chromium curl ## run everything that needs no cluster under the race detector (half an hour; needs a C compiler)
 	@go build -o $(BIN)/tools/gotest ./hack/gotest
 	@CGO_ENABLED=1 exec $(BIN)/tools/gotest -race -timeout 60m ./...
 
@@ -107,25 +107,24 @@ prometheus:
 versitygw:
 	@go -C hack/versitygw build -o $(BIN)/tools/ tool
 
-# The tests of reports read PDF with it; without it they are skipped, and say so.
-.PHONY: poppler
+# Tests that read PDF, drive the dashboard, or make system calls fail are skipped without these, and say so.
+.PHONY: poppler chromium strace
 poppler:
-	@command -v pdftotext >/dev/null || hack/poppler.sh
+	@hack/debian.sh pdftotext poppler-utils 'tests that read PDF will be skipped'
+chromium:
+	@hack/debian.sh chromium chromium 'tests of the dashboard in a browser will be skipped'
+strace:
+	@hack/debian.sh strace strace 'tests in which system calls fail will be skipped'
+
+# Some tests send what a page has readers send with it.
+.PHONY: curl
+curl:
+	@hack/debian.sh curl curl 'some tests of internal/cli will fail'
 
 # The tests of the store on PostgreSQL start servers of their own; without it they are skipped, and say so.
 .PHONY: postgres
 postgres:
 	@compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null || command -v postgres >/dev/null || hack/postgres.sh
-
-# The tests of the dashboard drive it; without it they are skipped, and say so.
-.PHONY: chromium
-chromium:
-	@command -v chromium >/dev/null || hack/chromium.sh
-
-# In the tests of what fails it makes system calls fail; without it those are skipped, and say so.
-.PHONY: strace
-strace:
-	@command -v strace >/dev/null || hack/strace.sh
 
 .PHONY: chaos
 chaos: postgres strace prometheus ## kill, freeze and cut off replicas, databases, disks and the KMS for over an hour, and write docs/chaos.md (root, for a disk of its own that fills)
