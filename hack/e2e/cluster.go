@@ -188,8 +188,31 @@ func (c *cluster) all(ctx context.Context, commands ...string) error {
 		if _, err := c.do(ctx, strings.Fields(command)...); err != nil {
 			return err
 		}
+		if strings.HasPrefix(command, "helm ") && strings.Contains(command, " --wait ") {
+			if err := c.awaitWebhook(ctx); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
+}
+
+// awaitWebhook returns once an object reaches the webhook. helm waits for ready pods, and the node's proxy
+// notices a moment later that they are.
+func (c *cluster) awaitWebhook(ctx context.Context) error {
+	tick := time.NewTicker(200 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		out, err := c.run(ctx, "", "kubectl", "apply", "--dry-run=server", "--filename", "config/samples/generate.yaml")
+		if err == nil || !strings.Contains(out, "failed calling webhook") {
+			return nil // the steps find out what else is wrong
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return err
+		}
+	}
 }
 
 // refused runs a command that the cluster has to refuse because of latticekeep.
