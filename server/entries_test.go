@@ -348,6 +348,11 @@ func TestEveryRefusalOfAServiceLeavesOneEntry(t *testing.T) {
 		w.leaves(o, "condition", r, http.StatusPreconditionFailed, audit.Denied, "condition_failed")
 	}
 
+	put := w.authorized(all["v2 putCredentialByName"], examples["v2 putCredentialByName"](w, all["v2 putCredentialByName"]))
+	w.Call(put)
+	put.Header = http.Header{"If-None-Match": {"*"}}
+	w.leaves(all["v2 putCredentialByName"], "taken", put, http.StatusPreconditionFailed, audit.Denied, "condition_failed")
+
 	// A seal that is sent again is answered from memory, and says so; with
 	// another body it is a mistake.
 	o := all["v2 sealCredential"]

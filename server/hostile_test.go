@@ -397,6 +397,9 @@ func badParameters(s *openapi3.Schema) []string {
 		if other == s.Enum[0] {
 			other = strings.ToUpper(other)
 		}
+		if other == s.Enum[0] { // has no letters
+			other += other
+		}
 		return []string{servertest.Canary, other, fmt.Sprint(s.Enum[0], "%00"), fmt.Sprint(s.Enum[0], ",", s.Enum[len(s.Enum)-1])}
 	}
 	return []string{strings.Repeat("a", int(*s.MaxLength)+1)}

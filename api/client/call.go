@@ -88,6 +88,12 @@ func IfMatch(value string) CallOption {
 	return func(c *call) { *c = c.withHeader("If-Match", value) }
 }
 
+// IfNoneMatch makes [V2.PutCredentialByName] store only a new credential. When there is one, the error
+// is [ErrPreconditionFailed].
+func IfNoneMatch() CallOption {
+	return func(c *call) { *c = c.withHeader("If-None-Match", "*") }
+}
+
 // EntityTag stores the ETag of the credential that the call reads in tag, for [IfMatch].
 func EntityTag(tag *string) CallOption { return func(c *call) { c.entityTag = tag } }
 

@@ -141,6 +141,8 @@ func TestTheLifeOfACredential(t *testing.T) {
 	two := "two"
 	must(c.V2.PatchCredential(ctx, id, v2.PatchRequest{Values: map[string]*string{"user": &two, "password": nil}}))(t)
 	stored := must(c.V2.PutCredentialByName(ctx, name, v2.PutRequest{CredentialType: "database", Values: map[string]string{"password": "three"}}))(t)
+	_, err = c.V2.PutCredentialByName(ctx, name, v2.PutRequest{CredentialType: "database", Values: map[string]string{"password": "lost"}}, client.IfNoneMatch())
+	fails(t, err, client.ErrPreconditionFailed)
 	if stored.CredentialId != id || stored.Version != 6 {
 		t.Errorf("%s version %d", stored.CredentialId, stored.Version)
 	}

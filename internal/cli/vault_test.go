@@ -527,3 +527,21 @@ user: theirs-
 echo >refused; echo 'a b: hunter2' >>"$1"`,
 	}, nil)
 }
+
+// Two commands that each add a key to a credential that is not there yet lose none.
+func TestKeepsAtTheSameTimeLoseNoKey(t *testing.T) {
+	server := start(t, t.TempDir())
+	t.Cleanup(server.end)
+	server.script(`
+env LATTICEKEEP_URL=$BASE
+stdin api-key
+latticekeep login
+exec sh keep.sh
+latticekeep get shop/db -o env
+cmp stdout all.env
+`, map[string]string{
+		"keep.sh": `set -e; for n in 1 2 3 4 5; do { printf v | latticekeep put shop/db --keep k$n=- >out$n 2>&1 || touch failed; } & done; wait
+if test -e failed; then cat out*; exit 1; fi`,
+		"all.env": "k1=v\nk2=v\nk3=v\nk4=v\nk5=v\n",
+	}, nil)
+}

@@ -13,7 +13,7 @@ var errDenied = fault.New(fault.Forbidden, "access denied")
 
 // ErrCondition refuses a change whose [Condition] does not hold. Only a caller that may unseal the
 // credential gets it.
-var ErrCondition = fault.New(fault.Conflict, "the credential is not the version that If-Match names: read it again, and repeat the change on what it is now")
+var ErrCondition = fault.New(fault.Conflict, "the credential is not the version that If-Match names, or If-None-Match found one: read it again, and repeat the change on what it is now")
 
 // ErrTaken refuses a name that another credential has. Only a caller that may unseal the other one gets
 // it; anybody else makes a second credential of the name, as [Vault.Seal] does.

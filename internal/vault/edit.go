@@ -67,6 +67,7 @@ func (v attempt) isFree(p authz.Principal, r *record.Record, now time.Time) func
 type PutRequest struct {
 	SealRequest // without an idempotency key: the same request can be repeated
 	IfMatch     Condition
+	IfNoneMatch bool // only while no active credential has the name: "*" of RFC 9110 §13.1.2
 
 	// Creates says that the caller may only make a credential, and not replace one.
 	Creates bool
@@ -98,7 +99,7 @@ func (v attempt) put(ctx context.Context, p authz.Principal, req PutRequest) (c 
 	switch {
 	case e.Outcome != audit.Success && !created:
 		return Credential{}, false, v.recordAccess(ctx, e)
-	case created && req.IfMatch != "", !created && !req.IfMatch.Holds(found.id, found.record.Version):
+	case !created && req.IfNoneMatch, created && req.IfMatch != "", !created && !req.IfMatch.Holds(found.id, found.record.Version):
 		refused := failCondition(readable && mayReadAt(p, req.Name), &e)
 		return Credential{}, false, cmp.Or(v.guard.Record(ctx, e), refused)
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -144,6 +145,49 @@ func TestPutsAtTheSameTimeMakeOneCredential(t *testing.T) {
 	must(t, err)
 	if len(ids) != 1 || made != 1 || got.Version != writers {
 		t.Errorf("%d credentials, %d made, the last version %d", len(ids), made, got.Version)
+	}
+	f.verify()
+}
+
+// Promise: a put that may only make a credential replaces none, also not one that is made meanwhile. An
+// expired one is in nobody's way.
+func TestIfNoneMatchMakesOneCredentialAndReplacesNone(t *testing.T) {
+	f := newFixture(t, day)
+	const writers = 6
+	var all sync.WaitGroup
+	made := make(chan string, writers)
+	for n := range writers {
+		all.Go(func() {
+			req := put("shop/db", map[string]string{"k": strconv.Itoa(n)})
+			req.IfNoneMatch = true
+			switch _, created, err := f.vault.Put(t.Context(), f.a, req); {
+			case err == nil && created:
+				made <- strconv.Itoa(n)
+			case created || !errors.Is(err, ErrCondition):
+				t.Error(created, err)
+			}
+		})
+	}
+	all.Wait()
+	got, err := f.named("shop/db")
+	must(t, err)
+	if len(made) != 1 || got.Version != 1 || string(got.Values["k"]) != <-made {
+		t.Errorf("%d made, version %d", len(made), got.Version)
+	}
+	refused := 0
+	for _, e := range f.history(f.a) {
+		if e.EventType == audit.CredentialSealed && e.Outcome == audit.Denied && e.Attributes[audit.AttributeReason] == reasonCondition && e.Resource.ID == got.ID {
+			refused++
+		}
+	}
+	if refused != writers-1 {
+		t.Errorf("%d entries of refusals", refused)
+	}
+	f.advance(400 * day)
+	req := put("shop/db", login)
+	req.IfNoneMatch = true
+	if _, created, err := f.vault.Put(t.Context(), f.a, req); err != nil || !created {
+		t.Error(created, err)
 	}
 	f.verify()
 }

@@ -105,7 +105,7 @@ func byID(a authz.Action, id string) finder {
 }
 
 // byVersion finds one version of a credential. It reads and verifies the same rows, whether or not
-// an object, a earlier version or the credential itself exists.
+// an object, an earlier version or the credential itself exists.
 func (s recordStore) byVersion(tenant authz.TenantID, id string, version uint64) finder {
 	which := byID(authz.UnsealCredential, id)
 	which.version = func(rd store.Reader, l *lookup, id string, by ownership) error {

@@ -83,6 +83,15 @@ func Value[T any](p *T) (v T) {
 	return v
 }
 
+// NonZero returns v as an optional field, or nil for the zero value, so that the answer leaves it out.
+func NonZero[T comparable](v T) *T {
+	var none T
+	if v == none {
+		return nil
+	}
+	return &v
+}
+
 var strictBase64 = base64.StdEncoding.Strict()
 
 // DecodeBase64 decodes canonical base64 only (RFC 4648 §3.5): without line breaks or nonzero spare

@@ -211,7 +211,7 @@ func policyAnswer(p identity.Policy, err error) (any, error) {
 }
 
 func binding(b identity.Binding) api.Binding {
-	return api.Binding{Subject: b.Subject, Policies: b.Policies, BoundBy: optional(b.BoundBy), BoundAt: b.BoundAt.UTC()}
+	return api.Binding{Subject: b.Subject, Policies: b.Policies, BoundBy: gate.NonZero(b.BoundBy), BoundAt: b.BoundAt.UTC()}
 }
 
 // ListPolicies returns the policies of the tenant, and who has which.
@@ -309,6 +309,6 @@ func (a *accountAPI) CheckAccess(c *gin.Context) {
 		if err != nil {
 			return nil, err
 		}
-		return api.AccessJudgement{Success: true, Allowed: j.Allowed, Reason: optional(api.AccessJudgementReason(j.Reason))}, nil
+		return api.AccessJudgement{Success: true, Allowed: j.Allowed, Reason: gate.NonZero(api.AccessJudgementReason(j.Reason))}, nil
 	})
 }

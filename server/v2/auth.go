@@ -43,7 +43,7 @@ func (a *accountAPI) tenant(t identity.Tenant) api.Tenant {
 		answer.TrialEndsAt = &ends
 	}
 	if t.Limits != (identity.Limits{}) {
-		answer.Limits = &api.TenantLimits{V1: optional(t.Limits.V1), V2: optional(t.Limits.V2)}
+		answer.Limits = &api.TenantLimits{V1: gate.NonZero(t.Limits.V1), V2: gate.NonZero(t.Limits.V2)}
 	}
 	return answer
 }

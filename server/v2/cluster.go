@@ -159,7 +159,7 @@ func sealedCredential(sc *v1beta1.SealedCredential) api.SealedCredential {
 	shown := api.SealedCredential{
 		Namespace: sc.Namespace, Name: sc.Name, CredentialType: sc.Spec.CredentialType, Source: api.SealedCredentialSourceGenerate,
 		Suspended: sc.Spec.Suspend, CreatedAt: sc.CreationTimestamp.UTC(), Generation: sc.Generation, ObservedGeneration: sc.Status.ObservedGeneration,
-		CredentialId: optional(sc.Status.CredentialID), Version: sc.Status.Version,
+		CredentialId: gate.NonZero(sc.Status.CredentialID), Version: sc.Status.Version,
 		NextRotationAt: moment(sc.Status.NextRotationTime), ExpiresAt: moment(sc.Status.ExpiresAt), Conditions: make([]api.ObjectCondition, len(sc.Status.Conditions)),
 	}
 	switch {

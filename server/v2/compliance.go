@@ -65,7 +65,7 @@ func (a *complianceAPI) GetComplianceScore(c *gin.Context, params api.GetComplia
 
 func score(s compliance.Assessment) api.ComplianceScore {
 	answer := api.ComplianceScore{
-		Success: true, Framework: api.Framework(s.Framework), Version: s.Version, Reason: optional(s.Reason), Provisional: s.Provisional, Head: chainHead(s.Head),
+		Success: true, Framework: api.Framework(s.Framework), Version: s.Version, Reason: gate.NonZero(s.Reason), Provisional: s.Provisional, Head: chainHead(s.Head),
 		Controls: make([]api.ComplianceControl, len(s.Controls)),
 	}
 	if s.Score != nil {
@@ -81,14 +81,14 @@ func score(s compliance.Assessment) api.ComplianceScore {
 	}
 	for i, c := range s.Controls {
 		answer.Controls[i] = api.ComplianceControl{
-			Id: c.ID, Title: c.Title, Profile: optional(c.Profile), Related: c.Related, Weight: float32(c.Weight),
+			Id: c.ID, Title: c.Title, Profile: gate.NonZero(c.Profile), Related: c.Related, Weight: float32(c.Weight),
 			Result: api.ComplianceControlResult(c.Result), Probes: make([]api.ComplianceProbe, len(c.Probes)),
 		}
 		for j, p := range c.Probes {
 			probe := api.ComplianceProbe{
 				Name: p.Name, Title: p.Title, Result: api.ProbeResult(p.Result), Sample: p.Sample, WindowDays: p.WindowDays, Detail: p.Detail,
 				Evidence: make([]api.EntryReference, len(p.Evidence)), Responsible: api.ComplianceProbeResponsible(p.Responsible),
-				Since: p.Since, Remedy: optional(p.Remedy), Guide: optional(p.Guide),
+				Since: p.Since, Remedy: gate.NonZero(p.Remedy), Guide: gate.NonZero(p.Guide),
 			}
 			if len(p.Objects) > 0 {
 				probe.Objects = &p.Objects
@@ -207,8 +207,8 @@ func (a *complianceAPI) GetReviews(c *gin.Context) {
 		}
 		return api.ReviewsWaiting{
 			Success: true, Denials: w.Denials, Failures: w.Failures, OwnDenials: w.Own.Denials, OwnFailures: w.Own.Failures,
-			Oldest: optional(w.Oldest), From: int64(w.From), To: int64(w.To),
-			LogReviewedAt: optional(w.Log), AccessReviewedAt: optional(w.Access), InventoryReviewedAt: optional(w.Inventory),
+			Oldest: gate.NonZero(w.Oldest), From: int64(w.From), To: int64(w.To),
+			LogReviewedAt: gate.NonZero(w.Log), AccessReviewedAt: gate.NonZero(w.Access), InventoryReviewedAt: gate.NonZero(w.Inventory),
 		}, nil
 	})
 }
@@ -247,7 +247,7 @@ func (a *complianceAPI) CreateReview(c *gin.Context) {
 			return nil, err
 		}
 		return api.Review{
-			Success: true, Sequence: int64(r.Sequence), Subject: body.Subject, Count: r.Count, Digest: r.Digest, NoteId: optional(r.NoteID),
+			Success: true, Sequence: int64(r.Sequence), Subject: body.Subject, Count: r.Count, Digest: r.Digest, NoteId: gate.NonZero(r.NoteID),
 			Denials: r.Denials, Failures: r.Failures, OwnDenials: r.Own.Denials, OwnFailures: r.Own.Failures,
 		}, nil
 	})

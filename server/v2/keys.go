@@ -29,7 +29,7 @@ func (a *cryptoAPI) ListKeys(c *gin.Context, params api.ListKeysParams) {
 		if err != nil {
 			return nil, gate.InvalidParameter(err)
 		}
-		answer := api.EncryptionKeyList{Success: true, Keys: make([]api.EncryptionKey, len(found)), NextCursor: optional(next)}
+		answer := api.EncryptionKeyList{Success: true, Keys: make([]api.EncryptionKey, len(found)), NextCursor: gate.NonZero(next)}
 		for i, k := range found {
 			answer.Keys[i] = encryptionKey(k)
 		}
@@ -61,7 +61,7 @@ func (a *cryptoAPI) GetKey(c *gin.Context, id string) {
 		}
 		answer := api.EncryptionKeyWithVersions{Success: true, Key: encryptionKey(k), Versions: make([]api.EncryptionKeyVersion, len(versions))}
 		for i, v := range versions {
-			answer.Versions[i] = api.EncryptionKeyVersion{Number: int64(v.Number), CreatedAt: optional(v.CreatedAt.UTC()), Current: v.Current}
+			answer.Versions[i] = api.EncryptionKeyVersion{Number: int64(v.Number), CreatedAt: gate.NonZero(v.CreatedAt.UTC()), Current: v.Current}
 		}
 		return answer, nil
 	})

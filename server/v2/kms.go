@@ -76,7 +76,7 @@ func (a *kmsAPI) DestroyKMSKey(c *gin.Context) {
 		if err != nil {
 			return nil, err
 		}
-		answer := api.DestroyKMSKeyAnswer{Success: true, KeyId: body.KeyId, Undo: optional(d.Undo), Left: optional(d.Left)}
+		answer := api.DestroyKMSKeyAnswer{Success: true, KeyId: body.KeyId, Undo: gate.NonZero(d.Undo), Left: gate.NonZero(d.Left)}
 		if !d.When.IsZero() {
 			at := d.When.UTC()
 			answer.FinalAt = &at

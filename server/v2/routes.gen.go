@@ -299,7 +299,7 @@ type ServerInterface interface {
 	// RenameCredential Give a credential another name
 	// (POST /api/v2/vault/{credential_id}/rename)
 	RenameCredential(c *gin.Context, credentialId CredentialPath, params RenameCredentialParams)
-	// UndoCredential Go back to the values of a earlier version
+	// UndoCredential Go back to the values of an earlier version
 	// (POST /api/v2/vault/{credential_id}/undo)
 	UndoCredential(c *gin.Context, credentialId CredentialPath, params UndoCredentialParams)
 	// ListCredentialVersions List the versions of a credential
@@ -2058,6 +2058,25 @@ func (siw *ServerInterfaceWrapper) PutCredentialByName(c *gin.Context) {
 		}
 
 		params.IfMatch = &IfMatch
+
+	}
+
+	// ------------- Optional header parameter "If-None-Match" -------------
+	if valueList, found := headers[http.CanonicalHeaderKey("If-None-Match")]; found {
+		var IfNoneMatch PutCredentialByNameParamsIfNoneMatch
+		n := len(valueList)
+		if n != 1 {
+			siw.ErrorHandler(c, fmt.Errorf("Expected one value for If-None-Match, got %d", n), http.StatusBadRequest)
+			return
+		}
+
+		err = runtime.BindStyledParameterWithOptions("simple", "If-None-Match", valueList[0], &IfNoneMatch, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""})
+		if err != nil {
+			siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter If-None-Match: %w", err), http.StatusBadRequest)
+			return
+		}
+
+		params.IfNoneMatch = &IfNoneMatch
 
 	}
 

@@ -14,6 +14,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/sealingkey"
 	"github.com/latticekeep/latticekeep/server/gate"
+	"github.com/latticekeep/latticekeep/server/v2/credentials"
 )
 
 // sealingAPI implements the endpoints of sealing keys and manifests.
@@ -136,7 +137,7 @@ func (a *sealingAPI) CheckManifest(c *gin.Context) {
 		if err := call.Review(ctx, body.Namespace, body.Name); err != nil {
 			return nil, err
 		}
-		days, err := ttl(body.TtlDays)
+		days, err := credentials.Days(body.TtlDays)
 		if err != nil {
 			return nil, err
 		}
@@ -152,7 +153,7 @@ func (a *sealingAPI) CheckManifest(c *gin.Context) {
 		if err != nil {
 			return nil, err
 		}
-		answer := api.CheckAnswer{Success: true, Accepted: v.Code == sealingkey.Accepted, Message: optional(v.Message), Warning: optional(v.Warning)}
+		answer := api.CheckAnswer{Success: true, Accepted: v.Code == sealingkey.Accepted, Message: gate.NonZero(v.Message), Warning: gate.NonZero(v.Warning)}
 		if !answer.Accepted {
 			code := api.CheckAnswerCode(v.Code)
 			answer.Code = &code

@@ -30,7 +30,7 @@ func (a *accountAPI) ListTenants(c *gin.Context, params api.ListTenantsParams) {
 		if err != nil {
 			return nil, gate.InvalidParameter(err)
 		}
-		answer := api.TenantList{Success: true, Tenants: make([]api.Tenant, len(found)), NextCursor: optional(next)}
+		answer := api.TenantList{Success: true, Tenants: make([]api.Tenant, len(found)), NextCursor: gate.NonZero(next)}
 		for i, t := range found {
 			answer.Tenants[i] = a.tenant(t)
 		}

@@ -24,6 +24,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/transit"
 	"github.com/latticekeep/latticekeep/internal/vault"
 	"github.com/latticekeep/latticekeep/server/gate"
+	"github.com/latticekeep/latticekeep/server/v2/credentials"
 )
 
 // Services are the services that the endpoints call. All except Reports and Cluster are required.
@@ -55,7 +56,7 @@ type Config struct {
 
 // endpoints implements all endpoints, with one type for each resource.
 type endpoints struct {
-	*vaultAPI
+	*credentials.API
 	*cryptoAPI
 	*accountAPI
 	*auditAPI
@@ -70,7 +71,7 @@ var _ ServerInterface = (*endpoints)(nil)
 
 func newEndpoints(c Config) *endpoints {
 	return &endpoints{
-		&vaultAPI{c.Vault},
+		credentials.New(c.Vault),
 		&cryptoAPI{c.Transit},
 		&accountAPI{identity: c.Identity, now: c.Now, secureCookies: c.SecureCookies},
 		&auditAPI{audit: c.Audit, reader: c.Reader, names: c.Names, guard: c.Guard, tails: newTails(), now: c.Now},

@@ -1524,6 +1524,21 @@ func (e GetComplianceReportParamsFormat) Valid() bool {
 	}
 }
 
+// Defines values for PutCredentialByNameParamsIfNoneMatch.
+const (
+	PutCredentialByNameParamsIfNoneMatchAsterisk PutCredentialByNameParamsIfNoneMatch = "*"
+)
+
+// Valid indicates whether the value is a known member of the PutCredentialByNameParamsIfNoneMatch enum.
+func (e PutCredentialByNameParamsIfNoneMatch) Valid() bool {
+	switch e {
+	case PutCredentialByNameParamsIfNoneMatchAsterisk:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for ListCredentialsParamsSort.
 const (
 	ListCredentialsParamsSortName ListCredentialsParamsSort = "name"
@@ -3671,7 +3686,14 @@ type PutCredentialByNameParams struct {
 	// IfMatch Entity tags from the `ETag` of a read, or `*`. The change is made only while the credential is one of these versions;
 	// otherwise nothing changes and the answer is 412. A caller that may not unseal the credential gets the one 403 instead.
 	IfMatch *IfMatch `json:"If-Match,omitempty"`
+
+	// IfNoneMatch `*`: the credential is made only while there is none, or none that has not expired; otherwise nothing changes and
+	// the answer is 412. So nobody's credential is replaced by mistake.
+	IfNoneMatch *PutCredentialByNameParamsIfNoneMatch `json:"If-None-Match,omitempty"`
 }
+
+// PutCredentialByNameParamsIfNoneMatch defines parameters for PutCredentialByName.
+type PutCredentialByNameParamsIfNoneMatch string
 
 // DeleteHistoryRuleParams defines parameters for DeleteHistoryRule.
 type DeleteHistoryRuleParams struct {

@@ -49,7 +49,7 @@ func find(ctx context.Context, c *client.V2, name string) (*v2.Credential, error
 		return new(credentialOf(m)), nil
 	}
 	var found []v2.Credential
-	err := each(ctx, c, v2.ListCredentialsParams{Q: &name}, func(credential v2.Credential) {
+	err := each(ctx, c, v2.ListCredentialsParams{Prefix: &name}, func(credential v2.Credential) {
 		if credential.Name == name {
 			found = append(found, credential)
 		}

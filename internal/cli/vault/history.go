@@ -80,7 +80,7 @@ func printVersions(out io.Writer, versions []v2.CredentialVersion) {
 	command.Table(out, "VERSION CHANGE SEALED EXPIRES VALUES", rows)
 }
 
-// difference has the keys in which the current version differs from a earlier one.
+// difference has the keys in which the current version differs from an earlier one.
 type difference struct {
 	Added   []string `json:"added"`
 	Removed []string `json:"removed"`
@@ -132,7 +132,7 @@ func newUndoCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "undo NAME",
 		Short: "Bring earlier values of a credential back",
-		Long: `Store the values of a earlier version as the next version: those of --version, or
+		Long: `Store the values of an earlier version as the next version: those of --version, or
 of the newest one that is kept. When somebody else changes the credential meanwhile,
 nothing is stored. Earlier versions are kept where latticekeep keep says so. The API key
 needs the scopes vault:read and vault:write.`,

@@ -49,6 +49,10 @@ func (t *target) registerKeep(cmd *cobra.Command) {
 func (t *target) store(ctx context.Context, c *client.V2, name string, given values) (v2.Credential, error) {
 	byID := isID.MatchString(name)
 	found := new(v2.Credential)
+	var isNew []client.CallOption // with keep, a credential that somebody else makes meanwhile keeps its values, too
+	if t.keep {
+		isNew = append(isNew, client.IfNoneMatch())
+	}
 	if t.keep || t.credentialType == "" || byID {
 		credential, err := find(ctx, c, name)
 		if err != nil {
@@ -74,7 +78,10 @@ func (t *target) store(ctx context.Context, c *client.V2, name string, given val
 	default:
 		answer, err = c.PutCredentialByName(ctx, name, v2.PutRequest{
 			CredentialType: cmp.Or(t.credentialType, found.CredentialType, defaultType), Values: given.strings(), TtlDays: t.ttlDays,
-		})
+		}, isNew...)
+		if errors.Is(err, client.ErrPreconditionFailed) {
+			return t.store(ctx, c, name, given)
+		}
 	}
 	if err != nil {
 		return v2.Credential{}, fmt.Errorf("storing %s: %w", command.Printable(name), err)

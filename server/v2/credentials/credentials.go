@@ -1,4 +1,5 @@
-package v2
+// Package credentials has the endpoints of credentials and of the history rules of version 2.
+package credentials
 
 import (
 	"context"
@@ -19,8 +20,11 @@ import (
 	"github.com/latticekeep/latticekeep/server/gate"
 )
 
-// vaultAPI implements the endpoints of credentials.
-type vaultAPI struct{ vault *vault.Vault }
+// API implements the endpoints.
+type API struct{ vault *vault.Vault }
+
+// New returns the endpoints of v.
+func New(v *vault.Vault) *API { return &API{v} }
 
 func metadata(c vault.Credential) api.Credential {
 	status := api.CredentialStatusActive
@@ -57,9 +61,9 @@ func zero(values map[string]secret.Bytes) {
 	}
 }
 
-// ttl returns the number of days in a request. For the vault, 0 means that none is given; in a
+// Days returns the number of days in a request. For the vault, 0 means that none is given; in a
 // request, the absent field means that.
-func ttl(days *int) (int, error) {
+func Days(days *int) (int, error) {
 	switch {
 	case days == nil:
 		return 0, nil
@@ -70,13 +74,13 @@ func ttl(days *int) (int, error) {
 }
 
 // SealCredential stores a new credential.
-func (a *vaultAPI) SealCredential(c *gin.Context, params api.SealCredentialParams) {
+func (a *API) SealCredential(c *gin.Context, params api.SealCredentialParams) {
 	gate.Answer(c, http.StatusCreated, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.SealRequest
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
-		days, err := ttl(body.TtlDays)
+		days, err := Days(body.TtlDays)
 		if err != nil {
 			return nil, err
 		}
@@ -90,7 +94,7 @@ func (a *vaultAPI) SealCredential(c *gin.Context, params api.SealCredentialParam
 }
 
 // ListCredentials returns metadata only.
-func (a *vaultAPI) ListCredentials(c *gin.Context, params api.ListCredentialsParams) {
+func (a *API) ListCredentials(c *gin.Context, params api.ListCredentialsParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		found, next, err := a.vault.List(ctx, call.Principal(), vault.ListQuery{
 			Filter: filter(params), Order: listing.Order(gate.Value(params.Sort)), Limit: gate.Value(params.Limit), Cursor: gate.Value(params.Cursor),
@@ -98,7 +102,7 @@ func (a *vaultAPI) ListCredentials(c *gin.Context, params api.ListCredentialsPar
 		if err != nil {
 			return nil, gate.InvalidParameter(err)
 		}
-		return api.CredentialList{Success: true, Credentials: credentials(found), NextCursor: optional(next)}, nil
+		return api.CredentialList{Success: true, Credentials: credentials(found), NextCursor: gate.NonZero(next)}, nil
 	})
 }
 
@@ -128,7 +132,7 @@ func credentials(found []vault.Credential) []api.Credential {
 const defaultSoonDays = 7
 
 // GetVaultSummary returns numbers of credentials, and those that expire next.
-func (a *vaultAPI) GetVaultSummary(c *gin.Context, params api.GetVaultSummaryParams) {
+func (a *API) GetVaultSummary(c *gin.Context, params api.GetVaultSummaryParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		days := defaultSoonDays
 		if params.ExpiringWithinDays != nil {
@@ -186,7 +190,7 @@ func stored(c vault.Credential, err error) (any, error) {
 }
 
 // GetCredentialMetadata returns the metadata of one credential, as in the list.
-func (a *vaultAPI) GetCredentialMetadata(c *gin.Context, id string) {
+func (a *API) GetCredentialMetadata(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		found, err := a.vault.Metadata(ctx, call.Principal(), id)
 		if err != nil {
@@ -199,7 +203,7 @@ func (a *vaultAPI) GetCredentialMetadata(c *gin.Context, id string) {
 
 // UnsealCredential returns a credential with the values of the requested version, or else of the
 // current one.
-func (a *vaultAPI) UnsealCredential(c *gin.Context, id string, params api.UnsealCredentialParams) {
+func (a *API) UnsealCredential(c *gin.Context, id string, params api.UnsealCredentialParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		if params.Version == nil {
 			return unsealed(c)(a.vault.Unseal(ctx, call.Principal(), id))
@@ -209,7 +213,7 @@ func (a *vaultAPI) UnsealCredential(c *gin.Context, id string, params api.Unseal
 }
 
 // UnsealCredentialByName returns the newest active credential with a name.
-func (a *vaultAPI) UnsealCredentialByName(c *gin.Context, name string) {
+func (a *API) UnsealCredentialByName(c *gin.Context, name string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		return unsealed(c)(a.vault.UnsealByName(ctx, call.Principal(), name))
 	})
@@ -243,10 +247,10 @@ func unsealed(c *gin.Context) func(vault.Unsealed, error) (any, error) {
 }
 
 // ReplaceCredential stores new values as the next version.
-func (a *vaultAPI) ReplaceCredential(c *gin.Context, id string, params api.ReplaceCredentialParams) {
+func (a *API) ReplaceCredential(c *gin.Context, id string, params api.ReplaceCredentialParams) {
 	var body api.ReplaceRequest
 	change(c, &body, params.IfMatch, false, func(ctx context.Context, p authz.Principal, ifMatch vault.Condition) (any, error) {
-		days, err := ttl(body.TtlDays)
+		days, err := Days(body.TtlDays)
 		if err != nil {
 			return nil, err
 		}
@@ -257,10 +261,10 @@ func (a *vaultAPI) ReplaceCredential(c *gin.Context, id string, params api.Repla
 }
 
 // PatchCredential stores some values changed and all others kept as the next version.
-func (a *vaultAPI) PatchCredential(c *gin.Context, id string, params api.PatchCredentialParams) {
+func (a *API) PatchCredential(c *gin.Context, id string, params api.PatchCredentialParams) {
 	var body api.PatchRequest
 	change(c, &body, params.IfMatch, true, func(ctx context.Context, p authz.Principal, ifMatch vault.Condition) (any, error) {
-		days, err := ttl(body.TtlDays)
+		days, err := Days(body.TtlDays)
 		if err != nil {
 			return nil, err
 		}
@@ -278,13 +282,13 @@ func (a *vaultAPI) PatchCredential(c *gin.Context, id string, params api.PatchCr
 }
 
 // PutCredentialByName replaces the credential with a name, or makes one.
-func (a *vaultAPI) PutCredentialByName(c *gin.Context, name string, params api.PutCredentialByNameParams) {
+func (a *API) PutCredentialByName(c *gin.Context, name string, params api.PutCredentialByNameParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.PutRequest
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
-		days, err := ttl(body.TtlDays)
+		days, err := Days(body.TtlDays)
 		if err != nil {
 			return nil, err
 		}
@@ -295,7 +299,7 @@ func (a *vaultAPI) PutCredentialByName(c *gin.Context, name string, params api.P
 		if err != nil {
 			return nil, err
 		}
-		r := vault.PutRequest{IfMatch: vault.Condition(gate.Value(params.IfMatch)), Creates: !replaces}
+		r := vault.PutRequest{IfMatch: vault.Condition(gate.Value(params.IfMatch)), IfNoneMatch: params.IfNoneMatch != nil, Creates: !replaces}
 		r.Name, r.Type, r.Values, r.TTLDays = name, body.CredentialType, secrets(body.Values), days
 		defer zero(r.Values)
 		put, created, err := a.vault.Put(ctx, call.Principal(), r)
@@ -310,7 +314,7 @@ func (a *vaultAPI) PutCredentialByName(c *gin.Context, name string, params api.P
 }
 
 // RotateCredential re-encrypts a credential.
-func (a *vaultAPI) RotateCredential(c *gin.Context, id string, params api.RotateCredentialParams) {
+func (a *API) RotateCredential(c *gin.Context, id string, params api.RotateCredentialParams) {
 	change(c, nil, params.IfMatch, false, func(ctx context.Context, p authz.Principal, ifMatch vault.Condition) (any, error) {
 		return stored(a.vault.Rotate(ctx, p, id, ifMatch))
 	})
@@ -318,7 +322,7 @@ func (a *vaultAPI) RotateCredential(c *gin.Context, id string, params api.Rotate
 
 // RenameCredential gives a credential another name. What the caller may read also decides whether it is
 // told that the name is taken.
-func (a *vaultAPI) RenameCredential(c *gin.Context, id string, params api.RenameCredentialParams) {
+func (a *API) RenameCredential(c *gin.Context, id string, params api.RenameCredentialParams) {
 	var body api.RenameRequest
 	change(c, &body, params.IfMatch, true, func(ctx context.Context, p authz.Principal, ifMatch vault.Condition) (any, error) {
 		return stored(a.vault.Rename(ctx, p, id, body.Name, ifMatch))
@@ -326,7 +330,7 @@ func (a *vaultAPI) RenameCredential(c *gin.Context, id string, params api.Rename
 }
 
 // UndoCredential stores the values of a kept version as the next one.
-func (a *vaultAPI) UndoCredential(c *gin.Context, id string, params api.UndoCredentialParams) {
+func (a *API) UndoCredential(c *gin.Context, id string, params api.UndoCredentialParams) {
 	var body api.UndoRequest
 	change(c, &body, params.IfMatch, true, func(ctx context.Context, p authz.Principal, ifMatch vault.Condition) (any, error) {
 		return stored(a.vault.Undo(ctx, p, id, uint64(body.Version), ifMatch))
@@ -334,14 +338,14 @@ func (a *vaultAPI) UndoCredential(c *gin.Context, id string, params api.UndoCred
 }
 
 // ListHistoryRules returns the rules of the history.
-func (a *vaultAPI) ListHistoryRules(c *gin.Context) {
+func (a *API) ListHistoryRules(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		return historyRules(a.vault.Rules.Rules(ctx, call.Principal()))
 	})
 }
 
 // PutHistoryRule puts a rule in place of the one with its path.
-func (a *vaultAPI) PutHistoryRule(c *gin.Context) {
+func (a *API) PutHistoryRule(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.HistoryRuleRequest
 		if err := call.Decode(&body); err != nil {
@@ -352,7 +356,7 @@ func (a *vaultAPI) PutHistoryRule(c *gin.Context) {
 }
 
 // DeleteHistoryRule removes the rule with a path.
-func (a *vaultAPI) DeleteHistoryRule(c *gin.Context, params api.DeleteHistoryRuleParams) {
+func (a *API) DeleteHistoryRule(c *gin.Context, params api.DeleteHistoryRuleParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		answer, err := historyRules(a.vault.Rules.Remove(ctx, call.Principal(), params.Path))
 		return answer, gate.InvalidParameter(err)
@@ -371,14 +375,14 @@ func historyRules(rules []kept.Rule, err error) (any, error) {
 }
 
 // DeleteCredential deletes a credential permanently.
-func (a *vaultAPI) DeleteCredential(c *gin.Context, id string, params api.DeleteCredentialParams) {
+func (a *API) DeleteCredential(c *gin.Context, id string, params api.DeleteCredentialParams) {
 	change(c, nil, params.IfMatch, false, func(ctx context.Context, p authz.Principal, ifMatch vault.Condition) (any, error) {
 		return api.DeletedCredential{Success: true, CredentialId: id}, a.vault.Delete(ctx, p, id, ifMatch)
 	})
 }
 
 // ListCredentialVersions returns metadata of a credential's versions.
-func (a *vaultAPI) ListCredentialVersions(c *gin.Context, id string) {
+func (a *API) ListCredentialVersions(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		versions, err := a.vault.Versions(ctx, call.Principal(), id)
 		if err != nil {
@@ -393,13 +397,4 @@ func (a *vaultAPI) ListCredentialVersions(c *gin.Context, id string) {
 		}
 		return answer, nil
 	})
-}
-
-// optional returns nil for a zero value, so that the answer leaves it out.
-func optional[T comparable](v T) *T {
-	var none T
-	if v == none {
-		return nil
-	}
-	return &v
 }
