@@ -90,10 +90,11 @@ var ours = map[string]string{
 	"api/v1alpha1":   "api/v1beta1",
 	"config/crd":     "",
 
-	"internal/vault":                "internal/vault/bounds internal/vault/history internal/vault/idempotency internal/vault/kept internal/vault/listing internal/vault/nameindex internal/vault/pathindex internal/vault/mac internal/vault/record internal/keyring internal/audit internal/audit/chain internal/audit/guard internal/audit/verify internal/authz internal/state internal/store internal/frame internal/fault internal/secret",
+	"internal/vault":                "internal/vault/bounds internal/vault/history internal/vault/idempotency internal/vault/kept internal/vault/lifetime internal/vault/listing internal/vault/nameindex internal/vault/pathindex internal/vault/mac internal/vault/record internal/keyring internal/audit internal/audit/chain internal/audit/guard internal/audit/verify internal/authz internal/state internal/store internal/frame internal/fault internal/secret",
 	"internal/vault/bounds":         "internal/fault internal/secret",
 	"internal/vault/history":        "internal/vault/mac internal/vault/nameindex internal/vault/record internal/audit internal/authz internal/store",
 	"internal/vault/kept":           "internal/vault/mac internal/vault/record internal/audit internal/audit/guard internal/authz internal/store internal/store/format internal/fault",
+	"internal/vault/lifetime":       "internal/vault/mac internal/vault/record internal/audit internal/audit/guard internal/authz internal/state internal/store internal/fault",
 	"internal/vault/nameindex":      "internal/vault/mac internal/vault/record internal/authz internal/store",
 	"internal/vault/pathindex":      "internal/vault/record internal/authz internal/store internal/store/format",
 	"internal/vault/listing":        "internal/vault/mac internal/vault/pathindex internal/vault/record internal/authz internal/state internal/store internal/fault",
@@ -139,7 +140,7 @@ var ours = map[string]string{
 	"internal/backup/schedule": "internal/backup internal/backup/commits internal/backup/restore internal/audit internal/audit/guard internal/audit/writer internal/authz internal/keyring internal/objects internal/store " +
 		"internal/store/format internal/fault",
 	"internal/backup/restore": "internal/backup internal/backup/commits internal/offline internal/keyring internal/audit/verify internal/store internal/store/bolt internal/store/commit internal/store/format",
-	"internal/backup/rollback": "internal/identity internal/vault internal/vault/kept internal/sealingkey internal/compliance/assessor internal/keyring internal/state internal/audit internal/audit/entries internal/audit/guard internal/audit/reader " +
+	"internal/backup/rollback": "internal/identity internal/vault internal/vault/kept internal/vault/record internal/sealingkey internal/compliance/assessor internal/keyring internal/state internal/audit internal/audit/entries internal/audit/guard internal/audit/reader " +
 		"internal/audit/verify internal/audit/writer internal/authz internal/store internal/store/bolt internal/store/format internal/fault",
 	"internal/generate":      "internal/dualsig internal/fault internal/secret",
 	"internal/compose":       "internal/fault internal/secret",

@@ -177,6 +177,8 @@ const (
 	// 3339.
 	AttributeOverlapUntil = "overlap_until"
 
+	// AttributeTrashed is "true" when a re-encryption put the credential in the trash.
+	AttributeTrashed = "trashed"
 	// AttributeRenamed is "true" when a re-encryption gave the credential another name.
 	AttributeRenamed = "renamed"
 )

@@ -189,6 +189,8 @@ const (
 	ReplaceCredential  Action = "replace"
 	RotateCredential   Action = "rotate"
 	RenameCredential   Action = "rename"
+	TrashCredential    Action = "trash"
+	RenewCredential    Action = "renew"
 	DeleteCredential   Action = "delete"
 	EncryptData        Action = "encrypt"
 	DecryptData        Action = "decrypt"
@@ -271,6 +273,8 @@ var rules = map[Action]rule{
 	ReplaceCredential:  {scope: VaultWrite},
 	RotateCredential:   {scope: VaultWrite},
 	RenameCredential:   {scope: VaultWrite},
+	TrashCredential:    {scope: VaultWrite, trialed: true},
+	RenewCredential:    {scope: VaultWrite},
 	DeleteCredential:   {scope: VaultWrite, trialed: true},
 	EncryptData:        {scope: CryptoEncrypt},
 	DecryptData:        {scope: CryptoDecrypt, trialed: true},
@@ -350,6 +354,8 @@ var verbs = map[Action]Verb{
 	RenameCredential:      WritePath,
 	ResealManifest:        WritePath,
 	CheckManifest:         WritePath,
+	RenewCredential:       WritePath,
+	TrashCredential:       DeletePath,
 	DeleteCredential:      DeletePath,
 }
 

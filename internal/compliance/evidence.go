@@ -172,6 +172,7 @@ type credential struct {
 	Changed mark   `json:"changed"` // entry that changed the values
 	Version uint64 `json:"version"`
 	Expires int64  `json:"expires,omitempty"` // Unix microseconds; 0: unknown
+	Trashed bool   `json:"trashed,omitempty"` // expired on purpose
 	Overlap int64  `json:"overlap,omitempty"` // end of readability of the previous version, Unix microseconds
 	Deleted *mark  `json:"deleted,omitempty"`
 }
@@ -368,11 +369,11 @@ func (e *Evidence) newVersion(a *audit.Entry, m mark, c *credential) {
 	}
 	if known {
 		e.count(aRenewal, m)
-		if c.Expires != 0 && m.Micros > c.Expires {
+		if c.Expires != 0 && m.Micros > c.Expires && !c.Trashed {
 			e.count(aLateRenewal, m)
 		}
 	}
-	next := &credential{Renewed: m, Changed: m, Version: version, Expires: microsOf(a, audit.AttributeExpiresAt)}
+	next := &credential{Renewed: m, Changed: m, Version: version, Expires: microsOf(a, audit.AttributeExpiresAt), Trashed: a.Attributes[audit.AttributeTrashed] == "true"}
 	if next.Overlap = microsOf(a, audit.AttributeOverlapUntil); a.EventType == audit.CredentialReencrypted && known {
 		next.Changed, next.Overlap = c.Changed, c.Overlap
 	}

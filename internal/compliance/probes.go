@@ -3,6 +3,7 @@ package compliance
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 )
@@ -71,8 +72,15 @@ func (e *Evidence) references(cite []mark) []Reference {
 	return all
 }
 
-// live returns the credentials that are not deleted, by id.
+// live returns the credentials that are neither deleted nor in the trash, by id.
 func (e *Evidence) live() map[string]*credential {
+	all := e.stored()
+	maps.DeleteFunc(all, func(_ string, c *credential) bool { return c.Trashed })
+	return all
+}
+
+// stored returns the credentials that are not deleted, by id.
+func (e *Evidence) stored() map[string]*credential {
 	all := make(map[string]*credential, len(e.Credentials))
 	for id, c := range e.Credentials {
 		if c.Deleted == nil {
@@ -168,7 +176,7 @@ var credentialProbes = []Probe{
 		return decidedBy(len(all), long, fmt.Sprintf("%s, %d with a period over %d days", plural(len(all), "named key"), len(long), maxKeyPeriod), cite)
 	}},
 	{Name: "disposal_timely", Title: "What has ended is deleted", window: changeDays, judge: func(e *Evidence, now time.Time) verdict {
-		all := e.live()
+		all := e.stored()
 		deletions, cited := e.within(aDeletion, changeDays)
 		left, cite := split(all, renewed, func(c *credential) bool {
 			return c.Expires != 0 && before(c.Expires, now.AddDate(0, 0, -disposalDays)) || c.Overlap != 0 && before(c.Overlap, now.Add(-overlapGrace))

@@ -43,6 +43,7 @@ var probeCases = map[string][]probeCase{
 		{"expired and deleted", compliance.NotApplicable, func(s *story.Story) {
 			s.Sealed("a", 30).Days(40).Credential(audit.CredentialDeleted, audit.Success, "a")
 		}},
+		{"in the trash", compliance.Pass, func(s *story.Story) { s.Sealed("b", 300).Sealed("a", 30).Trashed("a").Days(20).ReadLog() }},
 		{"a renewal that was denied", compliance.Fail, func(s *story.Story) {
 			s.Sealed("a", 30).Days(40).Credential(audit.CredentialReencrypted, audit.Denied, "a")
 		}},
@@ -53,6 +54,7 @@ var probeCases = map[string][]probeCase{
 		{"overdue", compliance.Fail, func(s *story.Story) { s.Sealed("a", 30).Days(28).ReadLog() }},
 		{"not overdue yet", compliance.Pass, func(s *story.Story) { s.Sealed("a", 30).Days(26).ReadLog() }},
 		{"too late", compliance.Fail, func(s *story.Story) { s.Sealed("a", 30).Days(31).Renewed("a", 30) }},
+		{"out of the trash", compliance.Pass, func(s *story.Story) { s.Sealed("a", 300).Trashed("a").Days(20).Renewed("a", 300) }},
 		{"too late, long ago", compliance.Pass, func(s *story.Story) { s.Sealed("a", 30).Days(31).Renewed("a", 300).Days(92).ReadLog() }},
 	},
 	"values_rotated": {
@@ -78,6 +80,7 @@ var probeCases = map[string][]probeCase{
 	},
 	"disposal_timely": {
 		{"none", compliance.NotApplicable, func(*story.Story) {}},
+		{"in the trash for too long", compliance.Fail, func(s *story.Story) { s.Sealed("a", 30).Trashed("a").Days(31).ReadLog() }},
 		{"kept too long", compliance.Fail, func(s *story.Story) { s.Sealed("a", 30).Days(61).ReadLog() }},
 		{"deleted", compliance.Pass, func(s *story.Story) {
 			s.Sealed("a", 30).Days(61).Credential(audit.CredentialDeleted, audit.Success, "a")

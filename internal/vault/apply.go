@@ -303,7 +303,7 @@ func (v *Vault) UnsealOwned(ctx context.Context, p authz.Principal, uid string, 
 	found := &lookup{id: r.ID, record: r, until: r.ExpiresAt}
 	e := found.event(audit.CredentialUnsealed, p, v.now())
 	e.Attributes["purpose"] = "target"
-	if err := v.recordAccess(ctx, e); err != nil {
+	if err := recordAccess(ctx, v.guard, e); err != nil {
 		zero(values)
 		return nil, err
 	}
@@ -476,7 +476,7 @@ func (v *Vault) Release(ctx context.Context, p authz.Principal, uid string, form
 		}
 		if deleteEntry && (current != nil || err != nil) {
 			e.Type = audit.CredentialDeleted
-			if err := v.records.remove(tx, p.Tenant, row.Credential); err != nil {
+			if err := v.records.Remove(tx, p.Tenant, row.Credential); err != nil {
 				return err
 			}
 		} else if err := v.records.disown(tx, p.Tenant, row.Credential, current); err != nil {

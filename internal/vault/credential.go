@@ -24,6 +24,7 @@ type Credential struct {
 	SealedAt  time.Time // time of this version
 	ExpiresAt time.Time
 	Expired   bool
+	Trashed   bool // it expired because somebody put it in the trash
 	Owned     bool // a SealedCredential owns it: read-only over REST
 }
 
@@ -34,7 +35,7 @@ func credentialOf(r *record.Record, now time.Time, owned bool) Credential {
 	return Credential{
 		ID: r.ID, Name: r.Name, Type: r.Type, Version: r.Version,
 		CreatedAt: r.CreatedAt, SealedAt: r.SealedAt, ExpiresAt: r.ExpiresAt,
-		Expired: !now.Before(r.ExpiresAt), Owned: owned,
+		Expired: !now.Before(r.ExpiresAt), Trashed: r.IsTrashed(), Owned: owned,
 	}
 }
 

@@ -45,12 +45,12 @@ func (req PatchRequest) values(current map[string]secret.Bytes) (map[string]secr
 }
 
 // isFree returns a check for the transaction that stores r: no other active credential has its name.
-func (v attempt) isFree(p authz.Principal, r *record.Record, now time.Time) func(store.Reader) error {
+func (v attempt) isFree(p authz.Principal, r *record.Record, now time.Time) func(store.Tx) error {
 	if !mayReadAt(p, r.Name) {
-		return func(store.Reader) error { return nil }
+		return func(store.Tx) error { return nil }
 	}
 	query := v.records.names.Query(p, r.Name, now)
-	return func(rd store.Reader) error {
+	return func(rd store.Tx) error {
 		id, err := v.records.names.Find(rd, query)
 		if err != nil || id == "" || id == r.ID {
 			return err
@@ -98,7 +98,7 @@ func (v attempt) put(ctx context.Context, p authz.Principal, req PutRequest) (c 
 	}
 	switch {
 	case e.Outcome != audit.Success && !created:
-		return Credential{}, false, v.recordAccess(ctx, e)
+		return Credential{}, false, recordAccess(ctx, v.guard, e)
 	case !created && req.IfNoneMatch, created && req.IfMatch != "", !created && !req.IfMatch.Holds(found.id, found.record.Version):
 		refused := failCondition(readable && mayReadAt(p, req.Name), &e)
 		return Credential{}, false, cmp.Or(v.guard.Record(ctx, e), refused)
@@ -128,13 +128,14 @@ func (v attempt) put(ctx context.Context, p authz.Principal, req PutRequest) (c 
 		return errors.Join(v.records.replace(tx, found.record, r, change), appendEvent(v.guard, tx, stored))
 	})
 	if err != nil {
-		return Credential{}, false, fmt.Errorf("storing a credential by its name: %w", v.refuseChanged(ctx, stored, err))
+		return Credential{}, false, fmt.Errorf("storing a credential by its name: %w", refuseChanged(ctx, v.guard, stored, err))
 	}
 	return credentialOf(r, now, false), created, nil
 }
 
 // Attributes of the entries of changes.
 const (
+	attributeRenewed   = "renewed"              // "true": the lifetime began again
 	attributeUndo      = "undo_to"              // version whose values the new one has
 	attributeEncrypted = "versions_reencrypted" // how many kept versions were encrypted again, too
 )
@@ -149,7 +150,7 @@ func (v attempt) earlierValues(ctx context.Context, keys *keyring.Keys, p authz.
 	switch {
 	case found.failed:
 		e.Outcome, e.Attributes = audit.Failure, map[string]string{audit.AttributeReason: reasonIntegrity}
-		return nil, v.recordAccess(ctx, e)
+		return nil, recordAccess(ctx, v.guard, e)
 	case found.record == nil:
 		return nil, fault.New(fault.Invalid, fmt.Sprintf("version %d is not kept: the list of versions says which are readable", version))
 	}
@@ -175,7 +176,7 @@ func (v attempt) reencrypted(ctx context.Context, keys *keyring.Keys, current *r
 	}
 	if isDamaged(err) {
 		e.Outcome, e.Attributes = audit.Failure, map[string]string{audit.AttributeReason: reasonIntegrity}
-		return nil, v.recordAccess(ctx, e)
+		return nil, recordAccess(ctx, v.guard, e)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("encrypting kept versions again: %w", err)

@@ -43,15 +43,18 @@ func (f *fixture) absences() (ids, names map[string]string, there Credential) {
 	must(t, f.vault.Delete(t.Context(), f.a, deleted.ID))
 	expired := f.sealNamed(f.a, "expired", login)
 	f.advance(31 * day)
+	trashed := f.sealNamed(f.a, "trashed", login)
+	_, err := f.vault.Trash(t.Context(), f.a, trashed.ID, "")
+	must(t, err)
 	there = f.sealNamed(f.a, "there", login)
-	_, err := f.vault.Unseal(t.Context(), f.a, there.ID) // makes the decoy
+	_, err = f.vault.Unseal(t.Context(), f.a, there.ID) // makes the decoy
 	must(t, err)
 	ids = map[string]string{
-		"foreign": foreign.ID, "deleted": deleted.ID, "expired": expired.ID, "never existing": authz.NewID("cred"),
+		"foreign": foreign.ID, "deleted": deleted.ID, "expired": expired.ID, "trashed": trashed.ID, "never existing": authz.NewID("cred"),
 		"malformed": "../x", "empty": "", "upper case": strings.ToUpper(there.ID),
 	}
 	names = map[string]string{
-		"foreign": "foreign", "deleted": "deleted", "expired": "expired", "never existing": "never",
+		"foreign": "foreign", "deleted": "deleted", "expired": "expired", "trashed": "trashed", "never existing": "never",
 		"malformed": "a\x00b", "empty": "", "too long": strings.Repeat("n", 256),
 	}
 	return ids, names, there
@@ -85,6 +88,8 @@ func TestAllThatIsNotThereIsOneCase(t *testing.T) {
 			return err
 		},
 		"Undo":   func(id string) error { _, err := f.vault.Undo(t.Context(), f.a, id, 1, ""); return err },
+		"Trash":  func(id string) error { _, err := f.vault.Trash(t.Context(), f.a, id, ""); return err },
+		"Renew":  func(id string) error { _, err := f.vault.Renew(t.Context(), f.a, id, 0, ""); return err },
 		"Delete": func(id string) error { return f.vault.Delete(t.Context(), f.a, id) },
 	}
 	for operation, do := range operations {
@@ -94,8 +99,8 @@ func TestAllThatIsNotThereIsOneCase(t *testing.T) {
 		}
 		var want work
 		for name, which := range cases {
-			if name == "expired" && (operation == "Delete" || operation == "Metadata") {
-				continue // an expired credential can be deleted and is listed
+			if (name == "expired" || name == "trashed") && (operation == "Delete" || operation == "Metadata" || operation == "Renew") {
+				continue // an expired credential can be deleted and renewed, and is listed
 			}
 			did, err := f.measured(func() error { return do(which) })
 			if !errors.Is(err, fault.Forbidden) {

@@ -125,7 +125,7 @@ func (v *Vault) Metadata(ctx context.Context, p authz.Principal, id string) (Cre
 		return Credential{}, err
 	}
 	e := l.event(audit.CredentialListed, p, time.Time{}) // at the zero time nothing has expired
-	if err := v.recordAccess(ctx, e); err != nil {
+	if err := recordAccess(ctx, v.guard, e); err != nil {
 		return Credential{}, err
 	}
 	return credentialOf(l.record, v.now(), l.owned), nil
@@ -155,7 +155,7 @@ func (v *Vault) Versions(ctx context.Context, p authz.Principal, id string) ([]h
 	if e.Outcome == audit.Success {
 		e.Attributes["count"] = strconv.Itoa(len(list))
 	}
-	if err := v.recordAccess(ctx, e); err != nil {
+	if err := recordAccess(ctx, v.guard, e); err != nil {
 		return nil, err
 	}
 	return list, nil

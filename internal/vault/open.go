@@ -1,6 +1,7 @@
 package vault
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -62,7 +63,7 @@ func (v *Vault) unseal(ctx context.Context, p authz.Principal, which finder) (Un
 	}
 	now := v.now()
 	e := found.event(audit.CredentialUnsealed, p, now)
-	if err := v.recordAccess(ctx, e); err != nil {
+	if err := recordAccess(ctx, v.guard, e); err != nil {
 		zero(found.values)
 		return Unsealed{}, err
 	}
@@ -87,9 +88,10 @@ type lookup struct {
 type finder struct {
 	// id returns the credential's id, or "" when no credential can be meant.
 	id      func(rd store.Reader) (string, error)
-	name    string       // name that the credential must have, if not empty
-	action  authz.Action // what the policies of the caller must allow on its path
-	outside bool         // the name is outside these policies, so none is looked up
+	name    string                                                // name that the credential must have, if not empty
+	action  authz.Action                                          // what the policies of the caller must allow on its path
+	until   func(store.Reader, *record.Record) (time.Time, error) // until when it can be opened; nil: until it expires
+	outside bool                                                  // the name is outside these policies, so none is looked up
 
 	// version replaces the record of l by the version that is asked for; nil keeps the current one.
 	// id is the id that was looked up, and by says which object owns it.
@@ -216,6 +218,10 @@ func (v *Vault) find(l *lookup, rd store.Reader, p authz.Principal, which finder
 	if r != nil {
 		l.until = r.ExpiresAt
 	}
+	var err4 error
+	if which.until != nil { // the same reads, whether or not there is one
+		l.until, err4 = which.until(rd, cmp.Or(r, &record.Record{}))
+	}
 	if isDamaged(err2) {
 		l.failed, err2 = true, nil
 	}
@@ -225,7 +231,7 @@ func (v *Vault) find(l *lookup, rd store.Reader, p authz.Principal, which finder
 	if r != nil && which.name != "" && r.Name != which.name {
 		l.failed, l.record = true, nil // the index and the record are from different states
 	}
-	if err = errors.Join(err, err2, err3); err == nil && which.version != nil {
+	if err = errors.Join(err, err2, err3, err4); err == nil && which.version != nil {
 		if err = which.version(rd, l, wanted, by); isDamaged(err) {
 			l.failed, l.record, err = true, nil, nil
 		}

@@ -312,6 +312,7 @@ func TestAClockThatIsSetBackBringsNothingBack(t *testing.T) {
 // Wherever a step is interrupted, either all of it is stored or nothing.
 func TestKeepingAndEndingAreOneCommitEach(t *testing.T) {
 	f := newFixture(t, time.Minute)
+	f.sweep() // the first one writes when it was
 	f.generate(f.operator(), 0, 0, map[string]string{"p": "old"})
 	commits := func(do func()) int64 {
 		before := f.store.updates.Load()
@@ -347,6 +348,7 @@ func TestKeepingAndEndingAreOneCommitEach(t *testing.T) {
 
 func TestTheSweepEndsPreviousVersionsInBatches(t *testing.T) {
 	f := newFixture(t, time.Minute)
+	f.sweep() // the first one writes when it was
 	for i := range endBatch + 2 {
 		op := f.operator()
 		op.ID = fmt.Sprint("object-", i)

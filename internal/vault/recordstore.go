@@ -70,8 +70,8 @@ func (s recordStore) replace(tx store.Tx, old, next *record.Record, change audit
 	return errors.Join(err, s.put(tx, next, change, nil), s.kept.Replaced(tx, old, next, change != audit.CredentialReencrypted))
 }
 
-// remove deletes all rows of a credential, damaged ones too.
-func (s recordStore) remove(tx store.Tx, tenant authz.TenantID, id string) error {
+// Remove deletes all rows of a credential, damaged ones too.
+func (s recordStore) Remove(tx store.Tx, tenant authz.TenantID, id string) error {
 	return errors.Join(
 		s.unindex(tx, tenant, id),
 		mac.DeleteAll(tx, history.Prefix(tenant, id)),
@@ -81,6 +81,16 @@ func (s recordStore) remove(tx store.Tx, tenant authz.TenantID, id string) error
 		tx.Delete(idempotency.RequestKey(tenant, id)),
 		tx.Delete(releasedKey(tenant, id)),
 	)
+}
+
+// IsObjects implements [lifetime.Rows].
+func (s recordStore) IsObjects(rd store.Reader, tenant authz.TenantID, id string) (bool, error) {
+	by, err := s.owners.of(rd, tenant, id)
+	if err != nil || by.owned {
+		return by.owned, err
+	}
+	left, err := rd.Get(releasedKey(tenant, id))
+	return left != nil, err
 }
 
 // disown moves a credential whose object is deleted to the section of names without an object. A

@@ -187,6 +187,28 @@ func (v *Vault) Rename(ctx context.Context, p authz.Principal, id, name string, 
 	})
 }
 
+// Trash makes a credential expire now, as its next version with the same values under new keys. Its name
+// is free then. Until its grace is over [Vault.Renew] brings it back, and after that it is erased. Errors:
+// those of [Vault.Rotate].
+func (v *Vault) Trash(ctx context.Context, p authz.Principal, id string, ifMatch Condition) (Credential, error) {
+	return retryConflicts(func() (Credential, error) {
+		return attempt{v}.change(ctx, p, id, edit{action: authz.TrashCredential}, ifMatch)
+	})
+}
+
+// Renew starts the lifetime of a credential again, also of one that has expired or is in the trash, as
+// its next version with the same values under new keys. ttlDays is 0 for as many days as it had. It also
+// needs the right to unseal. Errors: those of [Vault.Rotate]; fault.Invalid; [ErrTaken] when another one
+// has got the name.
+func (v *Vault) Renew(ctx context.Context, p authz.Principal, id string, ttlDays int, ifMatch Condition) (Credential, error) {
+	if err := requireRead(ctx, v.guard, p, authz.RenewCredential); err != nil {
+		return Credential{}, err
+	}
+	return retryConflicts(func() (Credential, error) {
+		return attempt{v}.change(ctx, p, id, edit{action: authz.RenewCredential, validate: func() error { return checkTTL(ttlDays) }, ttlDays: ttlDays, reads: true}, ifMatch)
+	})
+}
+
 // requireRead refuses an action, before anything is looked up, to a caller that may not unseal.
 func requireRead(ctx context.Context, g *guard.Guard, p authz.Principal, a authz.Action) error {
 	if mayRead(p) {
@@ -223,7 +245,11 @@ func (v attempt) change(ctx context.Context, p authz.Principal, id string, to ed
 			return Credential{}, err
 		}
 	}
-	found, err := v.open(ctx, keys, p, byID(to.action, id))
+	which := byID(to.action, id)
+	if to.action == authz.RenewCredential {
+		which.until = v.eraser.Until
+	}
+	found, err := v.open(ctx, keys, p, which)
 	if err != nil {
 		return Credential{}, err
 	}
@@ -237,7 +263,7 @@ func (v attempt) change(ctx context.Context, p authz.Principal, id string, to ed
 		e.Outcome, e.Attributes[audit.AttributeReason] = audit.Denied, reasonOwned
 	}
 	if e.Outcome != audit.Success {
-		return Credential{}, v.recordAccess(ctx, e)
+		return Credential{}, recordAccess(ctx, v.guard, e)
 	}
 	if !record.AllHold(ifMatch, found.id, found.record.Version) { // the commit stores nothing on top of another version
 		refused := failCondition(mayReadAt(p, found.record.Name), &e)
@@ -256,8 +282,11 @@ func (v attempt) change(ctx context.Context, p authz.Principal, id string, to ed
 	}
 	next.Name, next.Type, next.TTLDays = cmp.Or(to.name, old.Name), old.Type, cmp.Or(to.ttlDays, int(old.TTLDays))
 	r := newRecord(p.Tenant, old.ID, old.Version+1, old.CreatedAt, now, next)
-	if to.name != "" {
+	switch {
+	case to.name != "":
 		r.ExpiresAt = old.ExpiresAt
+	case to.action == authz.TrashCredential:
+		r.ExpiresAt = r.SealedAt
 	}
 	if err := r.Seal(keys, next.Values); err != nil {
 		return Credential{}, err
@@ -275,13 +304,22 @@ func (v attempt) change(ctx context.Context, p authz.Principal, id string, to ed
 	if len(again) > 0 {
 		changed.Attributes[attributeEncrypted] = strconv.Itoa(len(again))
 	}
-	free := func(store.Reader) error { return nil }
-	if to.name != "" {
+	prepare := func(store.Tx) error { return nil }
+	switch {
+	case to.name != "":
 		changed.Attributes[audit.AttributeRenamed] = "true"
-		free = v.isFree(p, r, now)
+		prepare = v.isFree(p, r, now)
+	case to.action == authz.TrashCredential:
+		changed.Attributes[audit.AttributeTrashed] = "true"
+		prepare = func(tx store.Tx) error { return tx.Delete(idempotency.RequestKey(p.Tenant, id)) }
+	case to.action == authz.RenewCredential:
+		changed.Attributes[attributeRenewed] = "true"
+		if !now.Before(old.ExpiresAt) {
+			prepare = v.isFree(p, r, now)
+		}
 	}
 	err = v.store.Update(ctx, func(tx store.Tx) error {
-		if err := free(tx); err != nil {
+		if err := prepare(tx); err != nil {
 			return err
 		}
 		return errors.Join(v.records.replace(tx, old, r, change), v.records.kept.PutAgain(tx, again), appendEvent(v.guard, tx, changed))
@@ -291,7 +329,7 @@ func (v attempt) change(ctx context.Context, p authz.Principal, id string, to ed
 		return Credential{}, cmp.Or(v.guard.Record(ctx, e), ErrTaken)
 	}
 	if err != nil {
-		return Credential{}, fmt.Errorf("changing a credential: %w", v.refuseChanged(ctx, changed, err))
+		return Credential{}, fmt.Errorf("changing a credential: %w", refuseChanged(ctx, v.guard, changed, err))
 	}
 	return credentialOf(r, now, false), nil
 }
@@ -332,7 +370,7 @@ func (v *Vault) Delete(ctx context.Context, p authz.Principal, id string, ifMatc
 		case !record.AllHold(ifMatch, e.Resource.ID, versionOf(current)):
 			refused = failCondition(!damaged && v.now().Before(current.ExpiresAt) && mayReadAt(p, current.Name), &e)
 		default:
-			err = v.records.remove(tx, p.Tenant, e.Resource.ID)
+			err = v.records.Remove(tx, p.Tenant, e.Resource.ID)
 		}
 		if reason != "" {
 			refused = errDenied
@@ -341,7 +379,7 @@ func (v *Vault) Delete(ctx context.Context, p authz.Principal, id string, ifMatc
 		return errors.Join(err, appendEvent(v.guard, tx, e))
 	})
 	if err != nil {
-		return fmt.Errorf("deleting a credential: %w", v.refuseChanged(ctx, e, err))
+		return fmt.Errorf("deleting a credential: %w", refuseChanged(ctx, v.guard, e, err))
 	}
 	return refused
 }

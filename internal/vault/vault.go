@@ -40,6 +40,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/vault/history"
 	"github.com/latticekeep/latticekeep/internal/vault/idempotency"
 	"github.com/latticekeep/latticekeep/internal/vault/kept"
+	"github.com/latticekeep/latticekeep/internal/vault/lifetime"
 	"github.com/latticekeep/latticekeep/internal/vault/listing"
 	"github.com/latticekeep/latticekeep/internal/vault/mac"
 	"github.com/latticekeep/latticekeep/internal/vault/nameindex"
@@ -62,6 +63,8 @@ type Vault struct {
 	// Rules are those of the history.
 	Rules *kept.Keeper
 
+	eraser *lifetime.Eraser
+
 	pageBudget, summaryBudget listing.Budget
 }
 
@@ -69,12 +72,14 @@ type Vault struct {
 func New(s store.Store, guard *guard.Guard, keys *keyring.Ring, now func() time.Time) *Vault {
 	rows := mac.New(keys)
 	owners := ownerRows{rows}
+	records := recordStore{Rows: rows, names: nameindex.Index{Rows: rows}, history: history.Rows{Rows: rows}, kept: kept.Rows{Rows: rows}, owners: owners}
 	return &Vault{
 		store: s, guard: guard, keys: keys, now: now, opener: (*record.Record).Open,
-		records:     recordStore{Rows: rows, names: nameindex.Index{Rows: rows}, history: history.Rows{Rows: rows}, kept: kept.Rows{Rows: rows}, owners: owners},
+		records:     records,
 		previous:    previousVersions{store: s, guard: guard, owners: owners, now: now},
 		idempotency: idempotency.New(rows, s, now),
 		Rules:       kept.NewKeeper(s, guard, kept.Rows{Rows: rows}),
+		eraser:      lifetime.New(s, guard, rows, records, now),
 		pageBudget:  listing.PageBudget(), summaryBudget: listing.SummaryBudget(),
 	}
 }
@@ -112,8 +117,8 @@ func currentKeys(ctx context.Context, ring *keyring.Ring, tenant authz.TenantID)
 
 // recordAccess appends the entry of a read or of a refused change. It returns errDenied unless the
 // entry's outcome is success.
-func (v *Vault) recordAccess(ctx context.Context, e audit.Event) error {
-	if err := v.guard.Record(ctx, e); err != nil {
+func recordAccess(ctx context.Context, g *guard.Guard, e audit.Event) error {
+	if err := g.Record(ctx, e); err != nil {
 		return err
 	}
 	if e.Outcome != audit.Success {
@@ -124,12 +129,12 @@ func (v *Vault) recordAccess(ctx context.Context, e audit.Event) error {
 
 // refuseChanged records that an operation met rows that somebody else changed, and returns errDenied.
 // It returns every other error as it is.
-func (v *Vault) refuseChanged(ctx context.Context, e audit.Event, err error) error {
+func refuseChanged(ctx context.Context, g *guard.Guard, e audit.Event, err error) error {
 	if !state.IsRefused(err) {
 		return err
 	}
 	e.Outcome, e.Attributes = audit.Failure, map[string]string{audit.AttributeReason: reasonIntegrity}
-	return v.recordAccess(ctx, e)
+	return recordAccess(ctx, g, e)
 }
 
 // recordChanged records that an operation on an object's credential met rows that somebody else
@@ -175,11 +180,13 @@ func retryConflicts(attempt func() (Credential, error)) (Credential, error) {
 }
 
 // Sweep deletes the idempotency keys that are a day old, ends the previous versions whose time is over,
-// and erases what no rule of the history keeps any more. It returns their total number. The process calls it about once a minute. An error in one
-// part does not stop the other.
+// and erases what no rule of the history keeps any more and what expired more than [lifetime.Grace] ago.
+// It returns their total number. The process calls it about once a minute. An error in one part does not
+// stop the others.
 func (v *Vault) Sweep(ctx context.Context) (int, error) {
 	ended, err := v.previous.endDue(ctx)
 	forgotten, err2 := v.idempotency.ForgetDue(ctx)
 	erased, err3 := v.Rules.Sweep(ctx)
-	return ended + forgotten + erased, errors.Join(err, err2, err3)
+	expired, err4 := v.eraser.Sweep(ctx)
+	return ended + forgotten + erased + expired, errors.Join(err, err2, err3, err4)
 }

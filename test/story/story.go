@@ -94,6 +94,11 @@ func (s *Story) Renewed(id string, ttl int) *Story {
 	return s.Version(audit.CredentialReencrypted, id, ttl)
 }
 
+// Trashed records that a credential was put in the trash.
+func (s *Story) Trashed(id string) *Story {
+	return s.Version(audit.CredentialReencrypted, id, 0, audit.AttributeTrashed, "true")
+}
+
 func (s *Story) Credential(t audit.EventType, o audit.Outcome, id string, attributes ...string) *Story {
 	return s.Tell(t, o, Client, audit.Resource{Type: audit.CredentialResource, ID: id}, attributes...)
 }

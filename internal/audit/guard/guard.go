@@ -279,6 +279,8 @@ var attempts = map[authz.Action]attempt{
 	authz.ReplaceCredential:  {audit.CredentialRotated, audit.CredentialResource},
 	authz.RotateCredential:   {audit.CredentialReencrypted, audit.CredentialResource},
 	authz.RenameCredential:   {audit.CredentialReencrypted, audit.CredentialResource},
+	authz.TrashCredential:    {audit.CredentialReencrypted, audit.CredentialResource},
+	authz.RenewCredential:    {audit.CredentialReencrypted, audit.CredentialResource},
 	authz.DeleteCredential:   {audit.CredentialDeleted, audit.CredentialResource},
 	authz.EncryptData:        {audit.DataEncrypted, audit.DataResource},
 	authz.DecryptData:        {audit.DataDecrypted, audit.DataResource},

@@ -24,6 +24,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault"
 	"github.com/latticekeep/latticekeep/internal/vault/kept"
+	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
 // Options say what is rolled back to what.
@@ -212,15 +213,18 @@ func (r *rollback) credentials(ctx context.Context) (all []Removal, err error) {
 			all = nil
 			for _, p := range found { // the version that is current here is gone there, at least
 				tenant, id := p.name[0], p.name[1]
-				exists := false
-				err := later.Scan(store.Prefix([]byte("credential/"+tenant+"/"+id+"/")), func(_, _ []byte) bool {
-					exists = true
-					return false
-				})
+				now, err := record.Find(later, authz.TenantID(tenant), id)
 				if err != nil {
 					return err
 				}
-				if exists {
+				if now != nil {
+					was, err := record.At(p.key, p.at)
+					if err == nil && now.IsTrashed() && !was.IsTrashed() && r.Now().Before(was.ExpiresAt) {
+						all = append(all, Removal{
+							Event: audit.CredentialReencrypted, Tenant: now.Tenant, ID: id, Detail: "in the trash",
+							apply: func(ctx context.Context) error { _, err := r.vault.Trash(ctx, systemIn(tenant), id, ""); return err },
+						})
+					}
 					continue
 				}
 				owner, err := at.Get([]byte("owner/" + tenant + "/" + id))

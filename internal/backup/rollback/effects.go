@@ -19,55 +19,55 @@ const (
 // Effects has every type of entry. A type that puts back access when it is undone must be Kept.
 var Effects = map[audit.EventType]Effect{
 	// What was taken away.
-	audit.SealingKeyRetired:  Kept, // a retired sealing key would open values again
-	audit.NamespaceMapped:    Kept, // pods of the namespace would reach the tenant that it left
-	audit.APIKeyRevoked:      Kept,
-	audit.APIKeySuspended:    Kept,
-	audit.CredentialDeleted:  Kept, // its previous version stays deleted, too
-	audit.UserSignedOut:      Kept,
-	audit.SessionRefreshed:   Kept, // a used refresh token would be new again, so its session ends
-	audit.SessionEnded:       Kept,
-	audit.PasswordChanged:    Kept, // the earlier password would sign in
-	audit.PasswordReset:      Kept, // likewise
-	audit.MemberJoined:       Kept, // the used invitation; the member is lost
-	audit.MemberChanged:      Kept, // a lowered role; a raised one is lost
-	audit.MemberRemoved:      Kept, // sessions, API keys and invitations of the member stay removed, too
-	audit.InvitationRevoked:  Kept,
-	audit.ReviewNoteErased:   Kept,
-	audit.HistoryRuleChanged: Kept, // what it erased; the rules are those of later
-	audit.PolicyChanged:      Kept, // what it no longer allowed; what it allowed in addition is lost
-	audit.PolicyBound:        Kept, // likewise, of a user, an API key or a ServiceAccount
+	audit.SealingKeyRetired:     Kept, // a retired sealing key would open values again
+	audit.NamespaceMapped:       Kept, // pods of the namespace would reach the tenant that it left
+	audit.APIKeyRevoked:         Kept,
+	audit.APIKeySuspended:       Kept,
+	audit.CredentialDeleted:     Kept, // its previous version stays deleted, too
+	audit.CredentialReencrypted: Kept, // the trash; other keys are lost
+	audit.UserSignedOut:         Kept,
+	audit.SessionRefreshed:      Kept, // a used refresh token would be new again, so its session ends
+	audit.SessionEnded:          Kept,
+	audit.PasswordChanged:       Kept, // the earlier password would sign in
+	audit.PasswordReset:         Kept, // likewise
+	audit.MemberJoined:          Kept, // the used invitation; the member is lost
+	audit.MemberChanged:         Kept, // a lowered role; a raised one is lost
+	audit.MemberRemoved:         Kept, // sessions, API keys and invitations of the member stay removed, too
+	audit.InvitationRevoked:     Kept,
+	audit.ReviewNoteErased:      Kept,
+	audit.HistoryRuleChanged:    Kept, // what it erased; the rules are those of later
+	audit.PolicyChanged:         Kept, // what it no longer allowed; what it allowed in addition is lost
+	audit.PolicyBound:           Kept, // likewise, of a user, an API key or a ServiceAccount
 
 	// What was given or changed.
-	audit.SealingKeyCreated:     Lost, // values that were sealed for it have to be sealed again
-	audit.SealingKeyRestored:    Lost,
-	audit.KMSRewrapped:          Lost, // keys are under the KMS key of that time
-	audit.KMSKeyDestroyed:       Lost, // without that KMS key a rollback cannot be signed
-	audit.TenantCreated:         Lost,
-	audit.TenantActivated:       Lost,
-	audit.TenantLimited:         Lost,
-	audit.APIKeyCreated:         Lost,
-	audit.APIKeyApproved:        Lost,
-	audit.CredentialSealed:      Lost,
-	audit.CredentialRotated:     Lost, // the value of that time is what was asked for
-	audit.CredentialReencrypted: Lost,
-	audit.CredentialReleased:    Lost, // the operator releases again what has no object
-	audit.CredentialAdopted:     Lost,
-	audit.KeyCreated:            Lost, // data that it encrypted is lost with it
-	audit.KeyRotated:            Lost, // likewise, of that version
-	audit.UserRegistered:        Lost,
-	audit.UserSignedIn:          Lost,
-	audit.EmailVerified:         Lost,
-	audit.MemberInvited:         Lost,
-	audit.PolicyCreated:         Lost,
-	audit.PolicyDeleted:         Lost, // a deleted policy was bound to nobody
-	audit.PolicyUnbound:         Lost, // the policies of that time limit again
-	audit.DenialsAcknowledged:   Lost,
-	audit.AccessReviewed:        Lost,
-	audit.InventoryReviewed:     Lost,
-	audit.StateRowsAccepted:     Lost, // doctor finds the rows again
-	audit.StateRowsRemoved:      Lost,
-	audit.RollbackAccepted:      Lost,
+	audit.SealingKeyCreated:   Lost, // values that were sealed for it have to be sealed again
+	audit.SealingKeyRestored:  Lost,
+	audit.KMSRewrapped:        Lost, // keys are under the KMS key of that time
+	audit.KMSKeyDestroyed:     Lost, // without that KMS key a rollback cannot be signed
+	audit.TenantCreated:       Lost,
+	audit.TenantActivated:     Lost,
+	audit.TenantLimited:       Lost,
+	audit.APIKeyCreated:       Lost,
+	audit.APIKeyApproved:      Lost,
+	audit.CredentialSealed:    Lost,
+	audit.CredentialRotated:   Lost, // the value of that time is what was asked for
+	audit.CredentialReleased:  Lost, // the operator releases again what has no object
+	audit.CredentialAdopted:   Lost,
+	audit.KeyCreated:          Lost, // data that it encrypted is lost with it
+	audit.KeyRotated:          Lost, // likewise, of that version
+	audit.UserRegistered:      Lost,
+	audit.UserSignedIn:        Lost,
+	audit.EmailVerified:       Lost,
+	audit.MemberInvited:       Lost,
+	audit.PolicyCreated:       Lost,
+	audit.PolicyDeleted:       Lost, // a deleted policy was bound to nobody
+	audit.PolicyUnbound:       Lost, // the policies of that time limit again
+	audit.DenialsAcknowledged: Lost,
+	audit.AccessReviewed:      Lost,
+	audit.InventoryReviewed:   Lost,
+	audit.StateRowsAccepted:   Lost, // doctor finds the rows again
+	audit.StateRowsRemoved:    Lost,
+	audit.RollbackAccepted:    Lost,
 
 	// Tokens in mails: requesting one replaces the one before, which lives for an hour. A password
 	// whose reset was requested since is worthless, as a changed one is.

@@ -57,6 +57,9 @@ type Record struct {
 	Wrap      []byte // seed and r under the tenant's wrapping key
 }
 
+// IsTrashed reports whether the credential was put in the trash: it expired when the version was sealed.
+func (r *Record) IsTrashed() bool { return !r.ExpiresAt.After(r.SealedAt) }
+
 // signed returns the encoding of the signed fields.
 func (r *Record) signed() []byte {
 	b := make([]byte, 0, 256+len(r.Body)+len(r.Signature)+len(r.Wrap))

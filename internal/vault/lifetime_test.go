@@ -1,0 +1,234 @@
+package vault
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/lifetime"
+)
+
+func (f *fixture) trash(id string) Credential {
+	f.t.Helper()
+	c, err := f.vault.Trash(f.t.Context(), f.a, id, "")
+	must(f.t, err)
+	return c
+}
+
+// sweep sweeps until every credential was looked at, and returns how many rows it changed.
+func (f *fixture) sweep() (n int) {
+	f.t.Helper()
+	for range 2 {
+		one, err := f.vault.Sweep(f.t.Context())
+		must(f.t, err)
+		n += one
+	}
+	return n
+}
+
+// Promise: what is in the trash cannot be read in any way, its name is free, and a renewal brings it back
+// with its values and kept versions.
+func TestTheTrashGivesBackWhatItTook(t *testing.T) {
+	f := newFixture(t, 0)
+	f.keep("**", 2)
+	c := f.sealNamed(f.a, "shop/db", map[string]string{"k": "0"})
+	f.change(c.ID, "1")
+	trashed := f.trash(c.ID)
+	if !trashed.Expired || !trashed.Trashed || trashed.Version != 3 || trashed.Name != c.Name {
+		t.Errorf("%+v", trashed)
+	}
+	if e := f.last(f.a); e.EventType != audit.CredentialReencrypted || e.Attributes[audit.AttributeTrashed] != "true" || e.Attributes[audit.AttributeVersion] != "3" {
+		t.Errorf("%+v", e)
+	}
+	_, byID := f.vault.Unseal(t.Context(), f.a, c.ID)
+	_, byName := f.named(c.Name)
+	_, byVersion := f.vault.UnsealVersion(t.Context(), f.a, c.ID, 1)
+	_, again := f.vault.Trash(t.Context(), f.a, c.ID, "")
+	for what, err := range map[string]error{"by id": byID, "by name": byName, "a kept version": byVersion, "a second time": again} {
+		if !errors.Is(err, fault.Forbidden) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if m, err := f.vault.Metadata(t.Context(), f.a, c.ID); err != nil || !m.Trashed || !m.Expired {
+		t.Errorf("%+v %v", m, err)
+	}
+	f.verify()
+
+	back, err := f.vault.Renew(t.Context(), f.a, c.ID, 0, Condition(trashed.EntityTag()))
+	must(t, err)
+	if back.Expired || back.Trashed || back.Version != 4 || !back.ExpiresAt.Equal(f.now().AddDate(0, 0, 30)) {
+		t.Errorf("%+v", back)
+	}
+	if e := f.last(f.a); e.EventType != audit.CredentialReencrypted || e.Attributes[attributeRenewed] != "true" {
+		t.Errorf("%+v", e)
+	}
+	got, err := f.named(c.Name)
+	must(t, err)
+	first, err := f.vault.UnsealVersion(t.Context(), f.a, c.ID, 1)
+	must(t, err)
+	if string(got.Values["k"]) != "1" || string(first.Values["k"]) != "0" {
+		t.Errorf("now %s, first %s", got.Values["k"], first.Values["k"])
+	}
+	// A renewal of what has not expired starts its lifetime again.
+	f.advance(7 * day)
+	if back, err = f.vault.Renew(t.Context(), f.a, c.ID, 5, ""); err != nil || !back.ExpiresAt.Equal(f.now().AddDate(0, 0, 5)) {
+		t.Errorf("%+v %v", back, err)
+	}
+	if _, err = f.vault.Renew(t.Context(), f.a, c.ID, 3651, ""); !errors.Is(err, fault.Invalid) {
+		t.Error(err)
+	}
+	f.verify()
+}
+
+// A name in the trash is free. Who takes it keeps it.
+func TestARenewalLeavesATakenName(t *testing.T) {
+	f := newFixture(t, 0)
+	c := f.sealNamed(f.a, "shop/db", login)
+	f.trash(c.ID)
+	next, created, err := f.vault.Put(t.Context(), f.a, put(c.Name, map[string]string{"k": "next"}))
+	must(t, err)
+	if !created {
+		t.Error("a put replaced what is in the trash")
+	}
+	if _, err := f.vault.Renew(t.Context(), f.a, c.ID, 0, ""); !errors.Is(err, ErrTaken) {
+		t.Error(err)
+	}
+	if e := f.last(f.a); e.Outcome != audit.Denied || e.Attributes[audit.AttributeReason] != reasonTaken {
+		t.Errorf("%+v", e)
+	}
+	f.trash(next.ID)
+	if _, err := f.vault.Renew(t.Context(), f.a, c.ID, 0, ""); err != nil {
+		t.Error(err)
+	}
+	f.verify()
+}
+
+// Promise: what has expired can be renewed for 28 days, and is gone after that, with its kept versions and
+// an entry. What expired before the database was first swept has these days from then on.
+func TestAnExpiredCredentialIsErasedAfterItsGrace(t *testing.T) {
+	f := newFixture(t, 0)
+	f.keep("**", 2)
+	old := f.sealNamed(f.a, "old", login)
+	f.advance(100 * day) // of a release that erases nothing
+	f.sweep()
+	c := f.sealNamed(f.a, "shop/db", map[string]string{"k": "0"})
+	f.change(c.ID, "1")
+	lasting := f.sealNamed(f.a, "lasting", login)
+	renewed := f.sealNamed(f.a, "renewed", login)
+	owned := f.generate(f.operator(), 0, 0, map[string]string{"p": "1"})
+	f.trash(c.ID)
+	f.advance(lifetime.Grace - time.Second)
+	if n := f.sweep(); n != 0 {
+		t.Errorf("%d erased too early", n)
+	}
+	for _, id := range []string{old.ID, c.ID, lasting.ID, renewed.ID} {
+		if _, err := f.vault.Metadata(t.Context(), f.a, id); err != nil {
+			t.Errorf("%s is gone too early: %v", id, err)
+		}
+	}
+	f.advance(time.Second)
+	if _, err := f.vault.Renew(t.Context(), f.a, c.ID, 0, ""); !errors.Is(err, fault.Forbidden) {
+		t.Error("renewed after its grace:", err)
+	}
+	if n := f.sweep(); n != 2 {
+		t.Errorf("%d erased", n)
+	}
+	for _, id := range []string{old.ID, c.ID} {
+		if _, err := f.vault.Metadata(t.Context(), f.a, id); !errors.Is(err, fault.Forbidden) {
+			t.Errorf("%s: %v", id, err)
+		}
+		for _, family := range []string{"credential/", "kept/", "credential-version/", "credential-path/"} {
+			keys, _ := f.rows(fmt.Sprint(family, f.a.Tenant, "/", id))
+			if len(keys) > 0 {
+				t.Errorf("%s has rows in %s", id, family)
+			}
+		}
+	}
+	erased := 0
+	for _, e := range f.history(f.a) {
+		if e.EventType == audit.CredentialDeleted && e.Actor.Type == string(authz.System) && e.Attributes[audit.AttributeExpiresAt] != "" {
+			erased++
+		}
+	}
+	if erased != 2 {
+		t.Errorf("%d entries", erased)
+	}
+	f.verify()
+
+	f.advance(29 * day)
+	_, err := f.vault.Renew(t.Context(), f.a, renewed.ID, 0, "")
+	must(t, err)
+	f.advance(lifetime.Grace)
+	if n := f.sweep(); n != 1 {
+		t.Errorf("%d erased: the one that was not renewed", n)
+	}
+	f.advance(400 * day)
+	f.sweep()
+	if _, err := f.vault.Metadata(t.Context(), f.operator(), owned.ID); err != nil {
+		t.Error("what an object owns is erased:", err)
+	}
+	f.verify()
+}
+
+// What an object left behind waits for it.
+func TestWhatAnObjectLeftIsNotErased(t *testing.T) {
+	f := newFixture(t, 0)
+	f.sweep()
+	op := f.operator()
+	owned := f.generate(op, 0, 0, map[string]string{"p": "1"})
+	must(t, f.leave(op, uid, [32]byte{}))
+	f.advance(400 * day)
+	if n := f.sweep(); n != 0 {
+		t.Errorf("%d erased", n)
+	}
+	if _, err := f.vault.Metadata(t.Context(), op, owned.ID); err != nil {
+		t.Error(err)
+	}
+}
+
+// The row that says since when credentials are erased only delays, whatever becomes of it.
+func TestADamagedBeginningOfErasuresDelaysThem(t *testing.T) {
+	f := newFixture(t, 0)
+	f.sweep()
+	c := f.seal(f.a, login)
+	f.trash(c.ID)
+	f.advance(lifetime.Grace)
+	f.tamper(func(tx store.Tx) error { return tx.Put([]byte(lifetime.SinceKey), []byte("x")) })
+	if n := f.sweep(); n != 0 {
+		t.Errorf("%d erased", n)
+	}
+	if _, err := f.vault.Renew(t.Context(), f.a, c.ID, 0, ""); err != nil {
+		t.Error(err)
+	}
+	f.trash(c.ID)
+	f.advance(lifetime.Grace)
+	if n := f.sweep(); n != 1 {
+		t.Errorf("%d erased", n)
+	}
+}
+
+// A trashed version that is replaced in the database by the one before is refused.
+func TestATrashedCredentialThatIsPutBack(t *testing.T) {
+	f := newFixture(t, 0)
+	c := f.seal(f.a, login)
+	keys, values := f.rows("credential/")
+	f.trash(c.ID)
+	f.tamper(func(tx store.Tx) error {
+		now, _ := f.rows("credential/")
+		for _, key := range now {
+			must(t, tx.Delete(key))
+		}
+		for i := range keys {
+			must(t, tx.Put(keys[i], values[i]))
+		}
+		return nil
+	})
+	if _, err := f.vault.Unseal(t.Context(), f.a, c.ID); err == nil {
+		t.Error("the version before the trash is served")
+	}
+}
