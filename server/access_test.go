@@ -40,6 +40,8 @@ var access = map[string]string{
 	"v2 replaceCredential":      "vault:write",
 	"v2 rotateCredential":       "vault:write",
 	"v2 renameCredential":       "vault:write",
+	"v2 trashCredential":        "vault:write!",
+	"v2 renewCredential":        "vault:write", // and vault:read
 	"v2 undoCredential":         "vault:write", // and vault:read
 	"v2 listHistoryRules":       "account:admin!",
 	"v2 putHistoryRule":         "account:admin",

@@ -168,6 +168,13 @@ func (o *tour) vaultThrough(t *testing.T, c *client.Client) {
 	if left := answered(c.V2.DeleteHistoryRule(ctx, &v2.DeleteHistoryRuleParams{Path: "put"}))(t); len(left.Rules) != 0 {
 		t.Errorf("rules %+v", left)
 	}
+	trashed := answered(c.V2.TrashCredential(ctx, put.CredentialId))(t)
+	if _, err := c.V2.UnsealCredential(ctx, put.CredentialId); !errors.Is(err, client.ErrForbidden) || trashed.Trashed == nil || trashed.Status != v2.CredentialAnswerStatusExpired {
+		t.Errorf("trashed %+v, then %v", trashed, err)
+	}
+	if renewed := answered(c.V2.RenewCredential(ctx, put.CredentialId, v2.RenewRequest{TtlDays: pointer(3)}))(t); renewed.Version != 6 || renewed.Trashed != nil || renewed.Status != v2.CredentialAnswerStatusActive {
+		t.Errorf("renewed %+v", renewed)
+	}
 	if err := c.V2.DeleteCredential(ctx, put.CredentialId); err != nil {
 		t.Error(err)
 	}

@@ -22,7 +22,7 @@ var event = map[string]string{
 	"v2 getVaultSummary": "CREDENTIAL_LISTED", "v2 getCredentialMetadata": "CREDENTIAL_LISTED",
 	"v2 listKeys": "KEY_LISTED", "v2 createKey": "KEY_CREATED", "v2 getKey": "KEY_LISTED", "v2 rotateKey": "KEY_ROTATED",
 	"v2 unsealCredential": "CREDENTIAL_UNSEALED", "v2 unsealCredentialByName": "CREDENTIAL_UNSEALED",
-	"v2 replaceCredential": "CREDENTIAL_ROTATED", "v2 rotateCredential": "CREDENTIAL_REENCRYPTED", "v2 renameCredential": "CREDENTIAL_REENCRYPTED", "v2 patchCredential": "CREDENTIAL_ROTATED", "v2 undoCredential": "CREDENTIAL_ROTATED", "v2 putCredentialByName": "CREDENTIAL_SEALED", "v2 deleteCredential": "CREDENTIAL_DELETED",
+	"v2 replaceCredential": "CREDENTIAL_ROTATED", "v2 rotateCredential": "CREDENTIAL_REENCRYPTED", "v2 renameCredential": "CREDENTIAL_REENCRYPTED", "v2 trashCredential": "CREDENTIAL_REENCRYPTED", "v2 renewCredential": "CREDENTIAL_REENCRYPTED", "v2 patchCredential": "CREDENTIAL_ROTATED", "v2 undoCredential": "CREDENTIAL_ROTATED", "v2 putCredentialByName": "CREDENTIAL_SEALED", "v2 deleteCredential": "CREDENTIAL_DELETED",
 	"v2 encryptData": "DATA_ENCRYPTED", "v2 encryptBatch": "DATA_ENCRYPTED", "v2 decryptData": "DATA_DECRYPTED", "v2 decryptBatch": "DATA_DECRYPTED",
 	"v2 signData": "DATA_SIGNED", "v2 signBatch": "DATA_SIGNED", "v2 verifyData": "DATA_VERIFIED", "v2 verifyBatch": "DATA_VERIFIED",
 	"v2 listPublicKeys": "PUBLIC_KEY_READ",
@@ -242,6 +242,10 @@ func TestEveryRefusalOfAServiceLeavesOneEntry(t *testing.T) {
 		{name: "v2 rotateCredential", id: "x", status: 403, reason: "no_such_credential"},
 		{name: "v2 renameCredential", id: "x", body: object{"name": "x"}, status: 403, reason: "no_such_credential"},
 		{name: "v2 renameCredential", id: w.credential(), body: object{"name": "a//b"}, status: 422, reason: invalid},
+		{name: "v2 trashCredential", id: "x", status: 403, reason: "no_such_credential"},
+		{name: "v2 renewCredential", id: "x", body: object{}, status: 403, reason: "missing_scope"},
+		{name: "v2 renewCredential", id: "x", body: object{}, status: 403, reason: "no_such_credential", bearer: w.owner.Access},
+		{name: "v2 renewCredential", id: w.credential(), body: object{"ttl_days": 3651}, status: 422, reason: invalid, bearer: w.owner.Access},
 		{name: "v2 undoCredential", id: "x", body: object{"version": 1}, status: 403, reason: "missing_scope"},
 		{name: "v2 undoCredential", id: "x", body: object{"version": 1}, status: 403, reason: "no_such_credential", bearer: w.owner.Access},
 		{name: "v2 undoCredential", id: w.credential(), body: object{"version": 7}, status: 422, reason: invalid, bearer: w.owner.Access},
@@ -340,7 +344,7 @@ func TestEveryRefusalOfAServiceLeavesOneEntry(t *testing.T) {
 	}
 
 	// A change whose condition does not hold is refused to a reader with a status of its own.
-	for _, name := range []string{"v2 replaceCredential", "v2 patchCredential", "v2 rotateCredential", "v2 renameCredential", "v2 undoCredential", "v2 deleteCredential"} {
+	for _, name := range []string{"v2 replaceCredential", "v2 patchCredential", "v2 rotateCredential", "v2 renameCredential", "v2 undoCredential", "v2 trashCredential", "v2 renewCredential", "v2 deleteCredential"} {
 		o := all[name]
 		r := examples[name](w, o)
 		r.Header = http.Header{"If-Match": {`"x"`}}

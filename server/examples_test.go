@@ -132,6 +132,12 @@ var examples = map[string]func(*world, operation) servertest.Request{
 		r.Bearer = w.owner.Access
 		return r
 	},
+	"v2 trashCredential": (*world).exampleCredential,
+	"v2 renewCredential": func(w *world, o operation) servertest.Request {
+		r := w.send(o, w.credential(), object{"ttl_days": 30})
+		r.Bearer = w.owner.Access
+		return r
+	},
 	"v2 deleteCredential": (*world).exampleCredential,
 	"v2 listHistoryRules": func(w *world, o operation) servertest.Request { w.keptCredential(); return w.send(o, "", nil) },
 	"v2 putHistoryRule":   example("", object{"path": "example/**", "versions_kept": 5}),

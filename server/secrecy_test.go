@@ -114,7 +114,7 @@ var mayReturn = map[string]string{
 	"v2 sealCredential": "name credential_type", "v2 listCredentials": "name credential_type",
 	"v2 getVaultSummary": "name credential_type", "v2 getCredentialMetadata": "name credential_type",
 	"v2 patchCredential": "name credential_type", "v2 putCredentialByName": "name credential_type",
-	"v2 replaceCredential": "name credential_type", "v2 rotateCredential": "name credential_type", "v2 renameCredential": "name credential_type", "v2 undoCredential": "name credential_type",
+	"v2 replaceCredential": "name credential_type", "v2 rotateCredential": "name credential_type", "v2 renameCredential": "name credential_type", "v2 undoCredential": "name credential_type", "v2 trashCredential": "name credential_type", "v2 renewCredential": "name credential_type",
 	"v2 listHistoryRules": "path", "v2 putHistoryRule": "path", "v2 deleteHistoryRule": "path",
 	"v2 unsealCredential": "name credential_type values", "v2 unsealCredentialByName": "name credential_type values",
 	"v2 registerUser": "email name", "v2 acceptInvitation": "email name", "v2 getAccount": "email name",

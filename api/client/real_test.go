@@ -150,6 +150,12 @@ func TestTheLifeOfACredential(t *testing.T) {
 	if moved.CredentialId != id || moved.Version != 7 || !moved.ExpiresAt.Equal(stored.ExpiresAt) {
 		t.Errorf("renamed: %+v", moved)
 	}
+	if trashed := must(c.V2.TrashCredential(ctx, id))(t); trashed.Trashed == nil || trashed.Status != "expired" {
+		t.Errorf("trashed: %+v", trashed)
+	}
+	if renewed := must(c.V2.RenewCredential(ctx, id, v2.RenewRequest{}))(t); renewed.Trashed != nil || renewed.Version != 9 {
+		t.Errorf("renewed: %+v", renewed)
+	}
 	one := 1
 	page := must(c.V2.ListCredentials(ctx, &v2.ListCredentialsParams{Limit: &one}))(t)
 	if len(page.Credentials) != 1 {

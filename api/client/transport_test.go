@@ -77,6 +77,14 @@ var repetitions = []struct {
 		_, err := c.V2.RenameCredential(ctx, "cred_x", v2.RenameRequest{})
 		return err
 	}},
+	{"trash", false, func(ctx context.Context, c *Client) error {
+		_, err := c.V2.TrashCredential(ctx, "cred_x")
+		return err
+	}},
+	{"renew", false, func(ctx context.Context, c *Client) error {
+		_, err := c.V2.RenewCredential(ctx, "cred_x", v2.RenewRequest{})
+		return err
+	}},
 	{"undo", false, func(ctx context.Context, c *Client) error {
 		_, err := c.V2.UndoCredential(ctx, "cred_x", v2.UndoRequest{})
 		return err

@@ -89,6 +89,17 @@ func (v *V2) UndoCredential(ctx context.Context, credentialID string, r v2.UndoR
 	return do[v2.CredentialAnswer](ctx, v.transport, post("/api/v2/vault/{credential_id}/undo", r, credentialID).changed(options))
 }
 
+// TrashCredential lets a credential expire now. For 28 days RenewCredential brings it back.
+func (v *V2) TrashCredential(ctx context.Context, credentialID string, options ...CallOption) (*v2.CredentialAnswer, error) {
+	return do[v2.CredentialAnswer](ctx, v.transport, post("/api/v2/vault/{credential_id}/trash", nil, credentialID).changed(options))
+}
+
+// RenewCredential starts the lifetime of a credential again, also of one that is in the trash or expired in
+// the last 28 days. The caller must also be allowed to unseal the credential.
+func (v *V2) RenewCredential(ctx context.Context, credentialID string, r v2.RenewRequest, options ...CallOption) (*v2.CredentialAnswer, error) {
+	return do[v2.CredentialAnswer](ctx, v.transport, post("/api/v2/vault/{credential_id}/renew", r, credentialID).changed(options))
+}
+
 // ListHistoryRules returns how many earlier versions are kept on which paths.
 func (v *V2) ListHistoryRules(ctx context.Context) (*v2.HistoryRules, error) {
 	return do[v2.HistoryRules](ctx, v.transport, get("/api/v2/vault/history-rules"))

@@ -299,6 +299,12 @@ type ServerInterface interface {
 	// RenameCredential Give a credential another name
 	// (POST /api/v2/vault/{credential_id}/rename)
 	RenameCredential(c *gin.Context, credentialId CredentialPath, params RenameCredentialParams)
+	// RenewCredential Start the lifetime of a credential again
+	// (POST /api/v2/vault/{credential_id}/renew)
+	RenewCredential(c *gin.Context, credentialId CredentialPath, params RenewCredentialParams)
+	// TrashCredential Put a credential in the trash
+	// (POST /api/v2/vault/{credential_id}/trash)
+	TrashCredential(c *gin.Context, credentialId CredentialPath, params TrashCredentialParams)
 	// UndoCredential Go back to the values of an earlier version
 	// (POST /api/v2/vault/{credential_id}/undo)
 	UndoCredential(c *gin.Context, credentialId CredentialPath, params UndoCredentialParams)
@@ -2599,6 +2605,104 @@ func (siw *ServerInterfaceWrapper) RenameCredential(c *gin.Context) {
 	siw.Handler.RenameCredential(c, credentialId, params)
 }
 
+// RenewCredential operation middleware
+func (siw *ServerInterfaceWrapper) RenewCredential(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "credential_id" -------------
+	var credentialId CredentialPath
+
+	err = runtime.BindStyledParameterWithOptions("simple", "credential_id", c.Param("credential_id"), &credentialId, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter credential_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params RenewCredentialParams
+
+	headers := c.Request.Header
+
+	// ------------- Optional header parameter "If-Match" -------------
+	if valueList, found := headers[http.CanonicalHeaderKey("If-Match")]; found {
+		var IfMatch IfMatch
+		n := len(valueList)
+		if n != 1 {
+			siw.ErrorHandler(c, fmt.Errorf("Expected one value for If-Match, got %d", n), http.StatusBadRequest)
+			return
+		}
+
+		err = runtime.BindStyledParameterWithOptions("simple", "If-Match", valueList[0], &IfMatch, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""})
+		if err != nil {
+			siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter If-Match: %w", err), http.StatusBadRequest)
+			return
+		}
+
+		params.IfMatch = &IfMatch
+
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.RenewCredential(c, credentialId, params)
+}
+
+// TrashCredential operation middleware
+func (siw *ServerInterfaceWrapper) TrashCredential(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "credential_id" -------------
+	var credentialId CredentialPath
+
+	err = runtime.BindStyledParameterWithOptions("simple", "credential_id", c.Param("credential_id"), &credentialId, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter credential_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params TrashCredentialParams
+
+	headers := c.Request.Header
+
+	// ------------- Optional header parameter "If-Match" -------------
+	if valueList, found := headers[http.CanonicalHeaderKey("If-Match")]; found {
+		var IfMatch IfMatch
+		n := len(valueList)
+		if n != 1 {
+			siw.ErrorHandler(c, fmt.Errorf("Expected one value for If-Match, got %d", n), http.StatusBadRequest)
+			return
+		}
+
+		err = runtime.BindStyledParameterWithOptions("simple", "If-Match", valueList[0], &IfMatch, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""})
+		if err != nil {
+			siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter If-Match: %w", err), http.StatusBadRequest)
+			return
+		}
+
+		params.IfMatch = &IfMatch
+
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.TrashCredential(c, credentialId, params)
+}
+
 // UndoCredential operation middleware
 func (siw *ServerInterfaceWrapper) UndoCredential(c *gin.Context) {
 
@@ -2710,6 +2814,8 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.POST(options.BaseURL+"/api/v2/vault/rotate/:credential_id", wrapper.RotateCredential)
 	router.POST(options.BaseURL+"/api/v2/vault/:credential_id/rename", wrapper.RenameCredential)
 	router.POST(options.BaseURL+"/api/v2/vault/:credential_id/undo", wrapper.UndoCredential)
+	router.POST(options.BaseURL+"/api/v2/vault/:credential_id/trash", wrapper.TrashCredential)
+	router.POST(options.BaseURL+"/api/v2/vault/:credential_id/renew", wrapper.RenewCredential)
 	router.DELETE(options.BaseURL+"/api/v2/vault/history-rules", wrapper.DeleteHistoryRule)
 	router.GET(options.BaseURL+"/api/v2/vault/history-rules", wrapper.ListHistoryRules)
 	router.PUT(options.BaseURL+"/api/v2/vault/history-rules", wrapper.PutHistoryRule)

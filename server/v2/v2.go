@@ -99,6 +99,8 @@ func Operations() map[string]gate.Operation {
 		"rotateCredential":       {Action: authz.RotateCredential},
 		"renameCredential":       {Action: authz.RenameCredential},
 		"undoCredential":         {Action: authz.ReplaceCredential},
+		"trashCredential":        {Action: authz.TrashCredential},
+		"renewCredential":        {Action: authz.RenewCredential},
 		"deleteCredential":       {Action: authz.DeleteCredential},
 		"listCredentialVersions": {Action: authz.ListVersions},
 		"listHistoryRules":       {Action: authz.ListHistoryRules},

@@ -2057,14 +2057,17 @@ type Credential struct {
 	// SealedAt When this version was encrypted.
 	SealedAt time.Time `json:"sealed_at"`
 
-	// Status An expired credential cannot be unsealed.
+	// Status An expired credential cannot be unsealed. 28 days after it expired it is erased.
 	Status CredentialStatus `json:"status"`
+
+	// Trashed It expired because it was put in the trash. Absent otherwise.
+	Trashed *bool `json:"trashed,omitempty"`
 
 	// Version Counts up with each new ciphertext.
 	Version int64 `json:"version"`
 }
 
-// CredentialStatus An expired credential cannot be unsealed.
+// CredentialStatus An expired credential cannot be unsealed. 28 days after it expired it is erased.
 type CredentialStatus string
 
 // CredentialAnswer defines model for CredentialAnswer.
@@ -2087,15 +2090,18 @@ type CredentialAnswer struct {
 	// SealedAt When this version was encrypted.
 	SealedAt time.Time `json:"sealed_at"`
 
-	// Status An expired credential cannot be unsealed.
+	// Status An expired credential cannot be unsealed. 28 days after it expired it is erased.
 	Status  CredentialAnswerStatus `json:"status"`
 	Success Succeeded              `json:"success"`
+
+	// Trashed It expired because it was put in the trash. Absent otherwise.
+	Trashed *bool `json:"trashed,omitempty"`
 
 	// Version Counts up with each new ciphertext.
 	Version int64 `json:"version"`
 }
 
-// CredentialAnswerStatus An expired credential cannot be unsealed.
+// CredentialAnswerStatus An expired credential cannot be unsealed. 28 days after it expired it is erased.
 type CredentialAnswerStatus string
 
 // CredentialID Example: cred_mfrggzdfmztwq2lknnwg23tpoa
@@ -2822,6 +2828,12 @@ type RenameRequest struct {
 	// Name At most 255 bytes, without control characters. It is a path: its segments, between `/`, are neither empty nor `.`
 	// nor `..`.
 	Name string `json:"name"`
+}
+
+// RenewRequest defines model for RenewRequest.
+type RenewRequest struct {
+	// TtlDays Lifetime in days from now. Without it, as many as the credential had.
+	TtlDays *int `json:"ttl_days,omitempty"`
 }
 
 // ReplaceRequest defines model for ReplaceRequest.
@@ -3790,6 +3802,20 @@ type RenameCredentialParams struct {
 	IfMatch *IfMatch `json:"If-Match,omitempty"`
 }
 
+// RenewCredentialParams defines parameters for RenewCredential.
+type RenewCredentialParams struct {
+	// IfMatch Entity tags from the `ETag` of a read, or `*`. The change is made only while the credential is one of these versions;
+	// otherwise nothing changes and the answer is 412. A caller that may not unseal the credential gets the one 403 instead.
+	IfMatch *IfMatch `json:"If-Match,omitempty"`
+}
+
+// TrashCredentialParams defines parameters for TrashCredential.
+type TrashCredentialParams struct {
+	// IfMatch Entity tags from the `ETag` of a read, or `*`. The change is made only while the credential is one of these versions;
+	// otherwise nothing changes and the answer is 412. A caller that may not unseal the credential gets the one 403 instead.
+	IfMatch *IfMatch `json:"If-Match,omitempty"`
+}
+
 // UndoCredentialParams defines parameters for UndoCredential.
 type UndoCredentialParams struct {
 	// IfMatch Entity tags from the `ETag` of a read, or `*`. The change is made only while the credential is one of these versions;
@@ -3929,6 +3955,9 @@ type ReplaceCredentialJSONRequestBody = ReplaceRequest
 
 // RenameCredentialJSONRequestBody defines body for RenameCredential for application/json ContentType.
 type RenameCredentialJSONRequestBody = RenameRequest
+
+// RenewCredentialJSONRequestBody defines body for RenewCredential for application/json ContentType.
+type RenewCredentialJSONRequestBody = RenewRequest
 
 // UndoCredentialJSONRequestBody defines body for UndoCredential for application/json ContentType.
 type UndoCredentialJSONRequestBody = UndoRequest

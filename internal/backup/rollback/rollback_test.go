@@ -362,6 +362,28 @@ var scenes = []scene{
 				r.want(audit.CredentialDeleted, id, !revived)
 			}
 	}},
+	{audit.CredentialReencrypted, "a credential in the trash", func(w *world) (func(), func(*restored, bool)) {
+		c, err := w.Vault.Seal(w.t.Context(), authz.SystemPrincipal(w.tenant), vault.SealRequest{Name: "renewed", Type: "t", Values: map[string]secret.Bytes{"k": secret.Bytes("v")}})
+		must(w.t, err)
+		id, renewed := w.sealed(), c.ID
+		trash := func(id string) { w.send("POST", "/api/v2/vault/"+id+"/trash", nil, http.StatusOK) }
+		return func() {
+				trash(id)
+				trash(renewed)
+				_, err := w.Vault.Renew(w.t.Context(), authz.SystemPrincipal(w.tenant), renewed, 0, "")
+				must(w.t, err)
+			}, func(r *restored, revived bool) {
+				system := authz.SystemPrincipal(w.tenant)
+				if _, err := r.vault.Unseal(r.t.Context(), system, id); (err == nil) != revived {
+					r.t.Errorf("it is read: %v", err)
+				}
+				if _, err := r.vault.Unseal(r.t.Context(), system, renewed); err != nil {
+					r.t.Errorf("one that was renewed: %v", err)
+				}
+				r.want(audit.CredentialReencrypted, id, !revived)
+				r.want(audit.CredentialReencrypted, renewed, false)
+			}
+	}},
 	{audit.CredentialDeleted, "the credential of an object", func(w *world) (func(), func(*restored, bool)) {
 		p, ctx := authz.SystemPrincipal(w.tenant), w.t.Context()
 		desired := vault.Desired{Name: "of-object", Type: "api_key", TTLDays: 10, Overlap: time.Hour, SpecDigest: [32]byte{1},

@@ -33,7 +33,7 @@ func metadata(c vault.Credential) api.Credential {
 	}
 	return api.Credential{
 		CredentialId: c.ID, Name: c.Name, CredentialType: c.Type, Version: int64(c.Version),
-		Status: status, Owned: c.Owned,
+		Status: status, Trashed: gate.NonZero(c.Trashed), Owned: c.Owned,
 		CreatedAt: c.CreatedAt.UTC(), SealedAt: c.SealedAt.UTC(), ExpiresAt: c.ExpiresAt.UTC(),
 	}
 }
@@ -42,7 +42,7 @@ func credentialAnswer(c vault.Credential) api.CredentialAnswer {
 	m := metadata(c)
 	return api.CredentialAnswer{
 		Success: true, CredentialId: m.CredentialId, Name: m.Name, CredentialType: m.CredentialType, Version: m.Version,
-		Status: api.CredentialAnswerStatus(m.Status), Owned: m.Owned, CreatedAt: m.CreatedAt, SealedAt: m.SealedAt, ExpiresAt: m.ExpiresAt,
+		Status: api.CredentialAnswerStatus(m.Status), Trashed: m.Trashed, Owned: m.Owned, CreatedAt: m.CreatedAt, SealedAt: m.SealedAt, ExpiresAt: m.ExpiresAt,
 	}
 }
 
@@ -334,6 +334,25 @@ func (a *API) UndoCredential(c *gin.Context, id string, params api.UndoCredentia
 	var body api.UndoRequest
 	change(c, &body, params.IfMatch, true, func(ctx context.Context, p authz.Principal, ifMatch vault.Condition) (any, error) {
 		return stored(a.vault.Undo(ctx, p, id, uint64(body.Version), ifMatch))
+	})
+}
+
+// TrashCredential lets a credential expire now.
+func (a *API) TrashCredential(c *gin.Context, id string, params api.TrashCredentialParams) {
+	change(c, nil, params.IfMatch, false, func(ctx context.Context, p authz.Principal, ifMatch vault.Condition) (any, error) {
+		return stored(a.vault.Trash(ctx, p, id, ifMatch))
+	})
+}
+
+// RenewCredential starts the lifetime of a credential again.
+func (a *API) RenewCredential(c *gin.Context, id string, params api.RenewCredentialParams) {
+	var body api.RenewRequest
+	change(c, &body, params.IfMatch, true, func(ctx context.Context, p authz.Principal, ifMatch vault.Condition) (any, error) {
+		days, err := Days(body.TtlDays)
+		if err != nil {
+			return nil, err
+		}
+		return stored(a.vault.Renew(ctx, p, id, days, ifMatch))
 	})
 }
 
