@@ -30,6 +30,7 @@ var numbers = map[string]struct{ args, pointer, reason string }{
 	"audit verify --to":           {"", "paths//api/v2/audit/entries/{sequence}/get/parameters/sequence", ""},
 	"put --ttl-days":              {"x", "", "no request has it before the credential is looked for"},
 	"get --version":               {"x", "", "the credential is looked for first"},
+	"renew --ttl-days":            {"x", "", "the credential is looked for first"},
 	"undo --version":              {"x", "", "likewise"},
 	"history --diff":              {"x", "", "likewise"},
 	"env push --ttl-days":         {"x", "", "no request has it before the credential is looked for"},

@@ -65,7 +65,7 @@ func TestTheToursWithTheCommandLineWork(t *testing.T) {
 	}{
 		"README.md": {"### With the command line", []string{"\ns3cret\n", "CREDENTIAL_UNSEALED", "ok: the log of tenant"}},
 		"docs/get-started/command-line.md": {"## A tour", []string{
-			"hello app2\n", "\nuser=app2\n", " reencrypted ", "shop/settings (cred_", "\nhello\n", "\nvalid\n", "\nlk_live_", "CREDENTIAL_UNSEALED", "ok: the log of tenant", "logged out",
+			"hello app2\n", "\nuser=app2\n", " reencrypted ", "shop/settings is in the trash", "\nhello\n", "\nvalid\n", "\nlk_live_", "CREDENTIAL_UNSEALED", "ok: the log of tenant", "logged out",
 		}},
 	} {
 		commands := pasted(t, page, tour.heading, "bin/latticekeep login --url ")

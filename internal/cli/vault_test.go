@@ -212,7 +212,7 @@ stderr 'N is "many"'
 ! latticekeep keep 'sh*p' 1
 stderr 'path has "\*" only as a whole segment'
 latticekeep keep --remove 'shop/**'
-latticekeep rm shop/old --yes
+latticekeep rm shop/old --purge --yes
 
 # another name
 latticekeep mv new moved/key
@@ -240,19 +240,47 @@ latticekeep __complete history shop/
 stdout '^shop/db$'
 ! stdout odd
 
-# deletion asks, and means it
+# the trash gives back what it took; its name is free, and --purge means it
+latticekeep rm shop/tls
+stdout '^shop/tls is in the trash: until 20\S+, latticekeep renew cred_\w+ brings it back$'
+! latticekeep get shop/tls raw
+latticekeep ls
+! stdout shop/tls
+latticekeep ls --trash
+stdout 'shop/tls +tls +2 +trash'
+! stdout shop/db
 ! latticekeep rm shop/tls
+stderr 'shop/tls is in the trash: latticekeep renew cred_\w+ brings it back, and latticekeep rm --purge deletes it'
+! latticekeep history shop/tls
+stderr 'is in the trash'
+latticekeep renew shop/tls --ttl-days 9
+stdout 'shop/tls +tls +3 +active'
+latticekeep get shop/tls raw
+cmp stdout raw
+latticekeep rm shop/tls
+stdin line
+latticekeep put shop/tls --keep other=-
+stdout 'shop/tls +tls +1 +active'
+latticekeep rm shop/tls --purge --yes
+latticekeep renew shop/tls
+stdout 'shop/tls +tls +5 +active'
+! latticekeep rm shop/tls --purge
 stderr 'give --yes'
 ttyin -stdin no
-! latticekeep rm shop/tls
+! latticekeep rm shop/tls --purge
 stderr 'Type shop/tls to delete it'
 stderr 'not confirmed: nothing was done'
 latticekeep get shop/tls raw
 ttyin -stdin yes
-latticekeep rm shop/tls
+latticekeep rm shop/tls --purge
 stdout 'shop/tls \(cred_\w+\) deleted'
 ! latticekeep get shop/tls raw
-latticekeep rm copy --yes
+! latticekeep renew shop/tls
+stderr 'there is no credential shop/tls'
+latticekeep rm copy
+latticekeep rm copy --purge --yes
+latticekeep ls --trash
+! stdout copy
 ! latticekeep get copy
 
 # in a terminal the value is asked for
@@ -282,7 +310,7 @@ stdout 'app$'
 		"only.env": "only=app\n", "raw": "-----\nraw\n", "some.env": "# c\nexport A='x y'\nB=\"1\n2\"\n", "written.env": "A='x y'\nB='1\n2'\n",
 		"bad.env": "A=1\nhunter2\n", "number.json": `{"a": hunter2}`, "binary": "\xff\xfe", "no": "shop/db\n", "yes": "shop/tls\n",
 		"ids.sh":  `latticekeep ls twin -o json | grep -o 'cred_[a-z2-7]*' >ids`,
-		"rest.sh": `set -e; one=$(head -1 ids); two=$(tail -1 ids); echo app | latticekeep put $one n=-; latticekeep rm $two --yes; latticekeep get twin n`,
+		"rest.sh": `set -e; one=$(head -1 ids); two=$(tail -1 ids); echo app | latticekeep put $one n=-; latticekeep rm $two; latticekeep get twin n`,
 	}, nil)
 }
 

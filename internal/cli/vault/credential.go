@@ -76,8 +76,8 @@ func find(ctx context.Context, c *client.V2, name string) (*v2.Credential, error
 	return nil, command.UsageError(fmt.Sprintf("%d credentials have the name %s: give the id of one of them, %s", len(found), command.Printable(name), strings.Join(ids, ", ")))
 }
 
-// mustFind is find, with an error when there is none.
-func mustFind(ctx context.Context, c *client.V2, name string) (*v2.Credential, error) {
+// mustFindAny is find, with an error when there is none.
+func mustFindAny(ctx context.Context, c *client.V2, name string) (*v2.Credential, error) {
 	found, err := find(ctx, c, name)
 	if err == nil && found == nil {
 		err = &command.StatusError{Status: command.StatusRefused, Err: fmt.Errorf("there is no credential %s that this API key may see: latticekeep ls lists them", command.Printable(name))}
@@ -87,7 +87,7 @@ func mustFind(ctx context.Context, c *client.V2, name string) (*v2.Credential, e
 
 func credentialOf(a *v2.CredentialAnswer) v2.Credential {
 	return v2.Credential{
-		CredentialId: a.CredentialId, Name: a.Name, CredentialType: a.CredentialType, Version: a.Version, Status: v2.CredentialStatus(a.Status), Owned: a.Owned,
+		CredentialId: a.CredentialId, Name: a.Name, CredentialType: a.CredentialType, Version: a.Version, Status: v2.CredentialStatus(a.Status), Trashed: a.Trashed, Owned: a.Owned,
 		CreatedAt: a.CreatedAt, SealedAt: a.SealedAt, ExpiresAt: a.ExpiresAt,
 	}
 }
@@ -95,8 +95,12 @@ func credentialOf(a *v2.CredentialAnswer) v2.Credential {
 func printCredentials(out io.Writer, all ...v2.Credential) {
 	var rows [][]string
 	for _, c := range all {
+		status := string(c.Status)
+		if isTrashed(&c) {
+			status = "trash"
+		}
 		rows = append(rows, []string{
-			command.Printable(c.Name), c.CredentialType, strconv.FormatInt(c.Version, 10), string(c.Status), command.Day(&c.SealedAt), command.Day(&c.ExpiresAt), c.CredentialId,
+			command.Printable(c.Name), c.CredentialType, strconv.FormatInt(c.Version, 10), status, command.Day(&c.SealedAt), command.Day(&c.ExpiresAt), c.CredentialId,
 		})
 	}
 	command.Table(out, "NAME TYPE VERSION STATUS UPDATED EXPIRES ID", rows)

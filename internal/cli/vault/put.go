@@ -49,7 +49,7 @@ func (t *target) registerKeep(cmd *cobra.Command) {
 func (t *target) store(ctx context.Context, c *client.V2, name string, given values) (v2.Credential, error) {
 	byID := isID.MatchString(name)
 	found := new(v2.Credential)
-	var isNew []client.CallOption // with keep, a credential that somebody else makes meanwhile keeps its values, too
+	var isNew []client.CallOption // keep also holds for a credential that somebody else makes meanwhile
 	if t.keep {
 		isNew = append(isNew, client.IfNoneMatch())
 	}
@@ -64,7 +64,7 @@ func (t *target) store(ctx context.Context, c *client.V2, name string, given val
 	}
 	var answer *v2.CredentialAnswer
 	var err error
-	switch patches := t.keep && found.CredentialId != ""; {
+	switch patches := t.keep && found.Status == v2.CredentialStatusActive; {
 	case (patches || byID) && t.credentialType != "" && t.credentialType != found.CredentialType:
 		return v2.Credential{}, command.UsageError(fmt.Sprintf("%s is of type %s, which stays: leave --type out", command.Printable(name), found.CredentialType))
 	case patches:

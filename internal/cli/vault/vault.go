@@ -20,18 +20,19 @@ import (
 
 // NewCommands returns all commands of the package.
 func NewCommands() []*cobra.Command {
-	return []*cobra.Command{newGetCommand(), newPutCommand(), newEditCommand(), newListCommand(), newRemoveCommand(), newGenerateCommand(), newReencryptCommand(), newMoveCommand(), newHistoryCommand(), newUndoCommand(), newKeepCommand(),
+	return []*cobra.Command{newGetCommand(), newPutCommand(), newEditCommand(), newListCommand(), newRemoveCommand(), newRenewCommand(), newGenerateCommand(), newReencryptCommand(), newMoveCommand(), newHistoryCommand(), newUndoCommand(), newKeepCommand(),
 		newRunCommand(), newEnvCommand()}
 }
 
 func newListCommand() *cobra.Command {
 	var r command.Server
 	var f command.Format
+	var trash bool
 	cmd := &cobra.Command{
 		Use:   "ls [PREFIX]",
 		Short: "List credentials, without their values",
-		Long: `List the credentials whose name begins with PREFIX, or all of them, by name. The API
-key needs the scope vault:read.`,
+		Long: `List the credentials whose name begins with PREFIX, or all of them, by name: with
+--trash those in the trash, and else the others. The API key needs the scope vault:read.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := f.Check(); err != nil {
@@ -46,7 +47,11 @@ key needs the scope vault:read.`,
 				p.Prefix = &prefix
 			}
 			all := []v2.Credential{} // [] in JSON
-			err = each(cmd.Context(), c, p, func(credential v2.Credential) { all = append(all, credential) })
+			err = each(cmd.Context(), c, p, func(credential v2.Credential) {
+				if trash == isTrashed(&credential) {
+					all = append(all, credential)
+				}
+			})
 			if err != nil {
 				return err
 			}
@@ -59,44 +64,7 @@ key needs the scope vault:read.`,
 	r.RegisterConnection(cmd)
 	cmd.ValidArgsFunction = completeNames(&r)
 	f.Register(cmd)
-	return cmd
-}
-
-func newRemoveCommand() *cobra.Command {
-	var r command.Server
-	var sure bool
-	cmd := &cobra.Command{
-		Use:   "rm NAME",
-		Short: "Delete a credential for good",
-		Long: `Delete a credential with all its values, for good: nothing brings it back but a
-backup. In a terminal you type its name to confirm; elsewhere --yes is needed. The
-API key needs the scopes vault:read and vault:write.`,
-		Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := r.Client()
-			if err != nil {
-				return err
-			}
-			found, err := mustFind(cmd.Context(), c, args[0])
-			if err != nil {
-				return err
-			}
-			if !sure {
-				name := command.Printable(args[0])
-				if err := command.Confirm(cmd, "Type "+name+" to delete it with all its values for good", args[0]); err != nil {
-					return err
-				}
-			}
-			if err := c.DeleteCredential(cmd.Context(), found.CredentialId); err != nil {
-				return fmt.Errorf("deleting %s: %w", command.Printable(args[0]), err)
-			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s (%s) deleted\n", command.Printable(found.Name), found.CredentialId)
-			return err
-		},
-	}
-	r.RegisterConnection(cmd)
-	cmd.ValidArgsFunction = completeNames(&r)
-	cmd.Flags().BoolVar(&sure, "yes", false, "delete without asking")
+	cmd.Flags().BoolVar(&trash, "trash", false, "list what is in the trash")
 	return cmd
 }
 

@@ -65,7 +65,7 @@ function Unseal({of: c, done}) {
     }
   };
   return html`<${Panel} title="Values">
-    ${c.status === 'expired' ? html`<p>The credential has expired: its values cannot be read any more, nor replaced or rotated. Seal a new one${c.owned ? ' by its object' : ' and delete this one'}.</p>` : html`
+    ${c.status === 'expired' ? html`<p>${c.trashed ? 'The credential is in the trash' : 'The credential has expired'}: its values cannot be read. ${c.owned ? 'Its object makes the next version.' : html`Renewed, it is as it was. 28 days after <${Time} at=${c.expires_at} /> it is erased.`}</p>` : html`
     <${Brief} of=${held} fetch=${html`<p class="quiet">Nothing secret is on this page yet. Unsealing fetches the values, which is recorded in the audit log; each stays covered until you show it, and the page forgets all of them after 30 seconds.</p>
       <div class="actions"><${Act} onClick=${unseal} texts=${absent}>Unseal<//></div>`}>${list => html`
       ${list.map(v => html`<${Secret} key=${v.name} ...${v} />`)}`}<//>`}
@@ -78,10 +78,20 @@ function Change({of: c, changed}) {
   const [asking, setAsking] = useState('');
   const close = () => setAsking('');
   const expired = c.status === 'expired';
-  const stopped = !account.writes ? trialEnded : expired ? 'An expired credential can only be deleted.' : '';
+  const stopped = !account.writes ? trialEnded : expired ? 'An expired credential can be renewed and deleted.' : '';
   const rotate = async () => {
     const {version} = await post(at('rotate', '/' + encodeURIComponent(c.credential_id)));
     say(`Rotated: version ${number(version)}`);
+    changed();
+  };
+  const renew = async () => {
+    const {version} = await post(at(c.credential_id, '/renew'), {});
+    say(`Renewed: version ${number(version)}`);
+    changed();
+  };
+  const trash = async () => {
+    await post(at(c.credential_id, '/trash'));
+    say('The credential is in the trash');
     changed();
   };
   const remove = async () => {
@@ -93,6 +103,9 @@ function Change({of: c, changed}) {
     <div class="actions">
       <button type="button" disabled=${!!stopped} aria-expanded=${asking === 'replace'} onClick=${() => setAsking(asking === 'replace' ? '' : 'replace')}>Replace the values</button>
       <button type="button" disabled=${!!stopped} onClick=${() => setAsking('rotate')}>Rotate</button>
+      ${expired
+        ? html`<${Act} onClick=${renew} disabled=${!account.writes} texts=${{...absentToWrite, 409: 'Another credential has its name by now. Delete or rename that one first.'}}>Renew<//>`
+        : html`<button type="button" onClick=${() => setAsking('trash')}>Put in the trash</button>`}
       <button type="button" class="danger" onClick=${() => setAsking('delete')}>Delete</button>
     </div>
     ${stopped && html`<p class="hint">${stopped}</p>`}
@@ -100,6 +113,8 @@ function Change({of: c, changed}) {
     ${asking === 'rotate' && html`<${Confirm} title="Rotate this credential?" action="Rotate" onClose=${close} onConfirm=${rotate} texts=${absentToWrite}>
       <p>The same values are encrypted anew under a new ML-KEM-768 key pair, as version ${number(c.version + 1)}. The old ciphertext is deleted, and the lifetime starts again.</p>
       <p>The values themselves stay as they are: to get new ones, change them where they are used, then replace them here.</p><//>`}
+    ${asking === 'trash' && html`<${Confirm} title="Put this credential in the trash?" action="Put in the trash" onClose=${close} onConfirm=${trash} texts=${absentToWrite}>
+      <p>Programs that read the credential are refused from now on, and its name is free. For 28 days you can renew it here. After that it is erased.</p><//>`}
     ${asking === 'delete' && html`<${Confirm} title="Delete this credential?" action="Delete" typed=${c.name} onClose=${close} onConfirm=${remove} texts=${absentToWrite}>
       <p>The ciphertext and its keys are deleted for good: nobody can bring the values back. Programs that read the credential are refused from now on. The deletion stays in the audit log.</p><//>`}
   <//>`;

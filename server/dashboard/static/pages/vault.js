@@ -19,7 +19,7 @@ export const trialEnded = 'The trial has ended. Credentials can be read and dele
 // State says whether a credential can be unsealed and, unless it is bare, until when.
 export function State({of, bare = false}) {
   const expired = of.status === 'expired', near = new Date(of.expires_at) - Date.now() < soon * dayLength;
-  const [kind, text] = expired ? ['bad', 'expired'] : near ? ['warn', 'expires soon'] : ['good', 'active'];
+  const [kind, text] = of.trashed ? ['warn', 'in the trash'] : expired ? ['bad', 'expired'] : near ? ['warn', 'expires soon'] : ['good', 'active'];
   return html`<${Tag} kind=${kind}>${text}<//>${!bare && html` <span class="quiet">${expired ? '' : 'expires '}<${Time} at=${of.expires_at} relative /></span>`}`;
 }
 

@@ -1,0 +1,132 @@
+package vault
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/latticekeep/latticekeep/api/client"
+	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
+	"github.com/latticekeep/latticekeep/internal/cli/command"
+)
+
+// graceDays is for how many days the server can renew a credential that has expired.
+const graceDays = 28
+
+func isTrashed(c *v2.Credential) bool { return c.Trashed != nil && *c.Trashed }
+
+func newRemoveCommand() *cobra.Command {
+	var r command.Server
+	var purge, sure bool
+	cmd := &cobra.Command{
+		Use:   "rm NAME",
+		Short: "Put a credential in the trash, or delete it for good",
+		Long: `Put a credential in the trash. Nobody can read it there, and its name is free. For 28
+days latticekeep renew brings it back; after that the server erases it. --purge deletes
+it at once with all its values, also out of the trash, and nothing but a backup brings
+that back: in a terminal you type its name to confirm; elsewhere --yes is needed. The
+API key needs the scopes vault:read and vault:write.`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			c, err := r.Client()
+			if err != nil {
+				return err
+			}
+			if !purge {
+				return trash(cmd, c, args[0])
+			}
+			found, err := mustFindAny(cmd.Context(), c, args[0])
+			if err != nil {
+				return err
+			}
+			if !sure {
+				name := command.Printable(args[0])
+				if err := command.Confirm(cmd, "Type "+name+" to delete it with all its values for good", args[0]); err != nil {
+					return err
+				}
+			}
+			if err := c.DeleteCredential(cmd.Context(), found.CredentialId); err != nil {
+				return fmt.Errorf("deleting %s: %w", command.Printable(args[0]), err)
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s (%s) deleted\n", command.Printable(found.Name), found.CredentialId)
+			return err
+		},
+	}
+	r.RegisterConnection(cmd)
+	cmd.ValidArgsFunction = completeNames(&r)
+	cmd.Flags().BoolVar(&purge, "purge", false, "delete for good")
+	cmd.Flags().BoolVar(&sure, "yes", false, "with --purge: do not ask")
+	return cmd
+}
+
+func trash(cmd *cobra.Command, c *client.V2, name string) error {
+	found, err := mustFind(cmd.Context(), c, name)
+	if err != nil {
+		return err
+	}
+	made, err := c.TrashCredential(cmd.Context(), found.CredentialId)
+	if err != nil {
+		return fmt.Errorf("putting %s in the trash: %w", command.Printable(name), err)
+	}
+	until := made.ExpiresAt.AddDate(0, 0, graceDays)
+	_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s is in the trash: until %s, latticekeep renew %s brings it back\n", command.Printable(made.Name), command.Day(&until), made.CredentialId)
+	return err
+}
+
+func newRenewCommand() *cobra.Command {
+	var r command.Server
+	var f command.Format
+	var ttlDays *int
+	cmd := &cobra.Command{
+		Use:   "renew NAME",
+		Short: "Start the lifetime of a credential again, also out of the trash",
+		Long: `Start the lifetime of a credential again, with the same values under new keys, as its
+next version. This also brings back what latticekeep rm has put in the trash, and what
+expired in the last 28 days; latticekeep ls --trash lists the trash. A name that another
+credential has got meanwhile is refused. The API key needs the scopes vault:read and
+vault:write.`,
+		Example: `  latticekeep renew shop/db
+  latticekeep renew shop/db --ttl-days 365`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := f.Check(); err != nil {
+				return err
+			}
+			c, err := r.Client()
+			if err != nil {
+				return err
+			}
+			found, err := mustFindAny(cmd.Context(), c, args[0])
+			if err != nil {
+				return err
+			}
+			answer, err := c.RenewCredential(cmd.Context(), found.CredentialId, v2.RenewRequest{TtlDays: ttlDays})
+			if err != nil {
+				return fmt.Errorf("renewing %s: %w", command.Printable(args[0]), err)
+			}
+			made := credentialOf(answer)
+			return f.Print(cmd.OutOrStdout(), made, func(out io.Writer) { printCredentials(out, made) })
+		},
+	}
+	r.RegisterConnection(cmd)
+	cmd.ValidArgsFunction = completeNames(&r)
+	f.Register(cmd)
+	command.Int(cmd, &ttlDays, "ttl-days", 1, 3650, "lifetime in days from now, 1 to 3650 (default as many as the credential had)")
+	return cmd
+}
+
+// mustFind is mustFindAny, with an error for a credential that has expired.
+func mustFind(ctx context.Context, c *client.V2, name string) (*v2.Credential, error) {
+	found, err := mustFindAny(ctx, c, name)
+	if err != nil || found.Status == v2.CredentialStatusActive {
+		return found, err
+	}
+	what := "has expired"
+	if isTrashed(found) {
+		what = "is in the trash"
+	}
+	err = fmt.Errorf("%s %s: latticekeep renew %s brings it back, and latticekeep rm --purge deletes it", command.Printable(found.Name), what, found.CredentialId)
+	return nil, &command.StatusError{Status: command.StatusRefused, Err: err}
+}
