@@ -320,6 +320,9 @@ func (s *service) run(ctx context.Context, l net.Listener, config server.Config,
 	config.Vault, config.Transit, config.Identity, config.Audit, config.Guard, config.Reader, config.Keys, config.Store = s.vault, s.transit, s.identity, s.log, s.guard, s.reader, s.keys, s.store
 	s.identity.Access.Ready = s.everyReplicaReads(format.Policies)
 	s.vault.Rules.Ready = s.everyReplicaReads(format.Kept)
+	if _, none := s.mails.(noMailServer); !none {
+		s.vault.Lifetimes.Remind = s.identity.RemindOwners
+	}
 	config.Names = names.New(s.store, s.guard, s.identity, s.transit)
 	config.Sealing, config.Custody, config.Recipients = s.sealing, s.custody, s.recipients
 	if s.dev || len(s.recipients) > 0 {

@@ -206,3 +206,26 @@ func TestAnInvitationFromBeforeTheFirstOwnerMakesNoSecondOne(t *testing.T) {
 		t.Errorf("the owner's own invitation made a %s", u.Role)
 	}
 }
+
+// Owners, and nobody else of the tenant, are reminded of what expires.
+func TestOwnersAreReminded(t *testing.T) {
+	f := newPeople(t)
+	owner := f.verified("ada@example.com")
+	f.join(owner, "cleo@example.com", authz.Owner)
+	f.join(owner, "bob@example.com", authz.Admin)
+	f.verified("other@example.com") // owns another tenant
+	f.mails()
+	put, err := f.RemindOwners(t.Context(), owner.Tenant)
+	must(t, err)
+	must(t, f.store.Update(t.Context(), put))
+	mailed := map[string]bool{}
+	for _, m := range f.mails() {
+		mailed[m.To] = true
+		if !strings.Contains(m.Text, "/vault\n") {
+			t.Error(m.Text)
+		}
+	}
+	if len(mailed) != 2 || !mailed["ada@example.com"] || !mailed["cleo@example.com"] {
+		t.Error("mails went to", mailed)
+	}
+}

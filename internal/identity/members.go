@@ -148,6 +148,31 @@ func (s *members) ownerAddresses(r store.Reader, tenant authz.TenantID) (address
 	return addresses, err
 }
 
+// RemindOwners prepares a mail to each owner of a tenant that credentials expire soon. The result stores
+// them.
+func (s *members) RemindOwners(ctx context.Context, tenant authz.TenantID) (put func(store.Tx) error, err error) {
+	var owners []string
+	err = s.store.View(ctx, func(r store.Reader) (err error) {
+		owners, err = s.ownerAddresses(r, tenant)
+		return err
+	})
+	var mails []*mail.Pending
+	for _, address := range owners {
+		if err != nil {
+			break
+		}
+		var m *mail.Pending
+		m, err = s.outbox.Prepare(ctx, mail.Message{Kind: mail.ExpiresSoon, To: address})
+		mails = append(mails, m)
+	}
+	return func(tx store.Tx) (err error) {
+		for _, m := range mails {
+			err = errors.Join(err, m.Put(tx))
+		}
+		return err
+	}, err
+}
+
 // isOwner reports whether p is an owner of its tenant.
 func (s *members) isOwner(r store.Reader, p authz.Principal) (bool, error) {
 	var row userRow

@@ -11,13 +11,14 @@ import (
 // Kind is the subject matter of a mail.
 type Kind string
 
-// The kinds. The last two carry no token.
+// The kinds. The last three carry no token.
 const (
 	VerifyEmail     Kind = "verify_email"
 	ResetPassword   Kind = "reset_password"
 	Invite          Kind = "invite"
 	PasswordChanged Kind = "password_changed"
 	ApproveAPIKey   Kind = "approve_api_key"
+	ExpiresSoon     Kind = "credentials_expire"
 )
 
 // Message is a mail before it is rendered. [Outbox.Run] drops a message without To. In this way a
@@ -125,6 +126,19 @@ key may do, and who made it:
 %s
 Approve it there if you know what it is for. Otherwise revoke it, and ask whoever
 runs latticekeep.
+`,
+	},
+	ExpiresSoon: {
+		subject: "Credentials expire soon",
+		lasts:   maxAge,
+		page:    "/vault",
+		text: `Credentials of your tenant in latticekeep expire within 30 days, 7 days or a day.
+You are an owner of the tenant. This page shows which:
+
+%s
+Programs that read them are refused then. Give them new values in time, or renew
+them if the values are still good. For 28 days an expired one can be renewed; then
+it is erased.
 `,
 	},
 }

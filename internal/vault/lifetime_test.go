@@ -1,6 +1,7 @@
 package vault
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"testing"
@@ -231,4 +232,64 @@ func TestATrashedCredentialThatIsPutBack(t *testing.T) {
 	if _, err := f.vault.Unseal(t.Context(), f.a, c.ID); err == nil {
 		t.Error("the version before the trash is served")
 	}
+}
+
+// Promise: a tenant is reminded 30, 7 and 1 days before a credential expires, at most once a day, and of
+// nothing that renews itself or has a shorter life.
+func TestATenantIsRemindedBeforeCredentialsExpire(t *testing.T) {
+	f := newFixture(t, 0)
+	mails := make(map[authz.TenantID]int)
+	var fails error
+	f.vault.Lifetimes.Remind = func(_ context.Context, tenant authz.TenantID) (func(store.Tx) error, error) {
+		return func(tx store.Tx) error {
+			tx.OnCommit(func() { mails[tenant]++ })
+			return nil
+		}, fails
+	}
+	seal := func(p authz.Principal, name string, days int) Credential {
+		c, err := f.vault.Seal(t.Context(), p, SealRequest{Name: name, Type: "t", TTLDays: days, Values: secrets(login)})
+		must(t, err)
+		return c
+	}
+	want := func(when string, a, b int) {
+		t.Helper()
+		f.sweep()
+		if mails[f.a.Tenant] != a || mails[f.b.Tenant] != b {
+			t.Errorf("%s: %d and %d mails, want %d and %d", when, mails[f.a.Tenant], mails[f.b.Tenant], a, b)
+		}
+	}
+	f.sweep()
+	seal(f.a, "long", 90)
+	trashed := seal(f.a, "trashed", 60)
+	seal(f.a, "short", 1) // expired before any of the others expires soon
+	seal(f.b, "month", 30)
+	f.generate(f.operator(), 0, 0, map[string]string{"p": "1"})
+	f.trash(trashed.ID)
+	want("at first", 0, 0)
+	f.advance(23*day - time.Second)
+	want("a second before 7 days", 0, 0)
+	f.advance(time.Second)
+	want("7 days before", 0, 1)
+	f.advance(6 * day)
+	want("a day before", 0, 2)
+	f.advance(day)
+	want("expired", 0, 2)
+	f.advance(30 * day)
+	want("30 days before", 1, 2)
+	seal(f.a, "also", 31)
+	f.advance(day - time.Second)
+	seal(f.a, "more", 31)
+	want("twice a day", 1, 2)
+	f.advance(time.Second)
+	want("the next day", 2, 2)
+	f.advance(22 * day)
+	fails = fault.New(fault.Unavailable, "the KMS does not answer")
+	if _, err := f.vault.Sweep(t.Context()); !errors.Is(err, fault.Unavailable) {
+		t.Error(err)
+	}
+	fails = nil
+	want("7 days before, after an outage of the KMS", 3, 2)
+	f.advance(day - time.Second)
+	want("once", 3, 2)
+	f.verify()
 }

@@ -247,7 +247,7 @@ func (v attempt) change(ctx context.Context, p authz.Principal, id string, to ed
 	}
 	which := byID(to.action, id)
 	if to.action == authz.RenewCredential {
-		which.until = v.eraser.Until
+		which.until = v.Lifetimes.Until
 	}
 	found, err := v.open(ctx, keys, p, which)
 	if err != nil {

@@ -63,7 +63,8 @@ type Vault struct {
 	// Rules are those of the history.
 	Rules *kept.Keeper
 
-	eraser *lifetime.Eraser
+	// Lifetimes looks after what expires.
+	Lifetimes *lifetime.Keeper
 
 	pageBudget, summaryBudget listing.Budget
 }
@@ -79,7 +80,7 @@ func New(s store.Store, guard *guard.Guard, keys *keyring.Ring, now func() time.
 		previous:    previousVersions{store: s, guard: guard, owners: owners, now: now},
 		idempotency: idempotency.New(rows, s, now),
 		Rules:       kept.NewKeeper(s, guard, kept.Rows{Rows: rows}),
-		eraser:      lifetime.New(s, guard, rows, records, now),
+		Lifetimes:   lifetime.NewKeeper(s, guard, rows, records, now),
 		pageBudget:  listing.PageBudget(), summaryBudget: listing.SummaryBudget(),
 	}
 }
@@ -187,6 +188,6 @@ func (v *Vault) Sweep(ctx context.Context) (int, error) {
 	ended, err := v.previous.endDue(ctx)
 	forgotten, err2 := v.idempotency.ForgetDue(ctx)
 	erased, err3 := v.Rules.Sweep(ctx)
-	expired, err4 := v.eraser.Sweep(ctx)
+	expired, err4 := v.Lifetimes.Sweep(ctx)
 	return ended + forgotten + erased + expired, errors.Join(err, err2, err3, err4)
 }

@@ -1,4 +1,5 @@
-// Package lifetime says how long an expired credential can be renewed, and erases it after that.
+// Package lifetime has a tenant reminded of what expires soon, says how long an expired credential can be
+// renewed, and erases it after that.
 //
 // A credential in the trash is one that expired at the moment at which its version was sealed, so it is
 // renewed and erased like any other that has expired. What an object owns, or has left behind, is not
@@ -38,38 +39,42 @@ type Rows interface {
 	Remove(tx store.Tx, tenant authz.TenantID, id string) error
 }
 
-// Eraser erases the credentials whose grace is over.
-type Eraser struct {
+// Keeper looks after the lifetimes of credentials.
+type Keeper struct {
 	store store.Store
 	guard *guard.Guard
 	macs  mac.Rows
 	rows  Rows
 	now   func() time.Time
 
+	// Remind prepares mails to a tenant that some of its credentials expire soon, and returns what stores
+	// them. Nil: nobody is reminded.
+	Remind func(ctx context.Context, tenant authz.TenantID) (put func(store.Tx) error, err error)
+
 	sweeping sync.Mutex
 	next     []byte // key at which the next Sweep begins
 }
 
-// New returns an eraser of the credentials in a store.
-func New(s store.Store, guard *guard.Guard, macs mac.Rows, rows Rows, now func() time.Time) *Eraser {
-	return &Eraser{store: s, guard: guard, macs: macs, rows: rows, now: now}
+// NewKeeper returns the keeper of the credentials in a store.
+func NewKeeper(s store.Store, guard *guard.Guard, macs mac.Rows, rows Rows, now func() time.Time) *Keeper {
+	return &Keeper{store: s, guard: guard, macs: macs, rows: rows, now: now}
 }
 
 // since returns the time in the row [SinceKey], or now if there is none.
-func (e *Eraser) since(rd store.Reader) (t time.Time, stored bool, err error) {
-	row, err := mac.Get[time.Time](e.macs, rd, []byte(SinceKey))
+func (k *Keeper) since(rd store.Reader) (t time.Time, stored bool, err error) {
+	row, err := mac.Get[time.Time](k.macs, rd, []byte(SinceKey))
 	if errors.Is(err, fault.Internal) { // a damaged row delays only
 		row, err = nil, nil
 	}
 	if err != nil || row == nil {
-		return e.now(), false, err
+		return k.now(), false, err
 	}
 	return *row, true, nil
 }
 
 // Until returns until when a credential can be renewed.
-func (e *Eraser) Until(rd store.Reader, r *record.Record) (time.Time, error) {
-	from, _, err := e.since(rd)
+func (k *Keeper) Until(rd store.Reader, r *record.Record) (time.Time, error) {
+	from, _, err := k.since(rd)
 	if err == nil && r.ExpiresAt.After(from) {
 		from = r.ExpiresAt
 	}
@@ -83,46 +88,55 @@ const (
 	sweepBatch = 100 // erased
 )
 
-// Sweep looks at some credentials, erases those whose grace is over, and returns their number. The
-// next one goes on where it ended.
-func (e *Eraser) Sweep(ctx context.Context) (int, error) {
-	e.sweeping.Lock()
-	defer e.sweeping.Unlock()
-	due, next, err := e.due(ctx)
-	if err == nil && len(due) > 0 {
-		err = e.store.Update(ctx, func(tx store.Tx) error {
-			for _, r := range due {
-				if err := e.erase(tx, r); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
-	}
+// Sweep looks at some credentials, erases those whose grace is over, and returns their number. It reminds
+// the tenants of those that expire soon. The next one goes on where it ended.
+func (k *Keeper) Sweep(ctx context.Context) (int, error) {
+	k.sweeping.Lock()
+	defer k.sweeping.Unlock()
+	found, next, err := k.look(ctx)
 	if err != nil {
-		return 0, fmt.Errorf("erasing expired credentials: %w", err)
+		return 0, fmt.Errorf("looking for expired credentials: %w", err)
 	}
-	e.next = next
-	return len(due), nil
+	k.next = next // what fails now is tried again when the next round comes here, and holds up nobody else
+	n := 0
+	for _, r := range found.due {
+		if bad := k.store.Update(ctx, func(tx store.Tx) error { return k.erase(tx, r) }); bad != nil {
+			err = errors.Join(err, fmt.Errorf("erasing an expired credential: %w", bad))
+			continue
+		}
+		n++
+	}
+	for tenant := range found.soon {
+		if bad := k.remind(ctx, tenant); bad != nil {
+			err = errors.Join(err, fmt.Errorf("reminding a tenant of what expires: %w", bad))
+		}
+	}
+	return n, err
 }
 
-// due returns the credentials to erase among those at and after e.next, and the key that follows. With
-// an empty key it begins again.
-func (e *Eraser) due(ctx context.Context) (due []*record.Record, next []byte, err error) {
+// found is what one look at credentials finds.
+type found struct {
+	due  []*record.Record        // their grace is over
+	soon map[authz.TenantID]bool // they are to be reminded
+}
+
+// look looks at the credentials at and after k.next, and returns the key that follows. With an empty key
+// it begins again.
+func (k *Keeper) look(ctx context.Context) (f found, next []byte, err error) {
 	begun := false
-	err = e.store.View(ctx, func(rd store.Reader) error {
-		due, next = nil, nil
+	err = k.store.View(ctx, func(rd store.Reader) error {
+		f, next = found{soon: make(map[authz.TenantID]bool)}, nil
 		var bad error
-		if _, begun, bad = e.since(rd); bad != nil || !begun {
+		if _, begun, bad = k.since(rd); bad != nil || !begun {
 			return bad
 		}
 		rng := store.Prefix([]byte("credential/"))
-		if e.next != nil {
-			rng.From = e.next
+		if k.next != nil {
+			rng.From = k.next
 		}
 		rows, size := 0, 0
 		err := rd.Scan(rng, func(key, value []byte) bool {
-			if rows == sweepRows || size > sweepBytes || len(due) == sweepBatch {
+			if rows == sweepRows || size > sweepBytes || len(f.due) == sweepBatch {
 				next = bytes.Clone(key)
 				return false
 			}
@@ -131,42 +145,54 @@ func (e *Eraser) due(ctx context.Context) (due []*record.Record, next []byte, er
 			if err != nil {
 				return true // its expiry is not known
 			}
-			r = &record.Record{Tenant: r.Tenant, ID: r.ID, ExpiresAt: r.ExpiresAt}
-			is, err := e.isDue(rd, r)
-			if state.IsRefused(err) {
-				is, err = false, nil
-			}
-			if is {
-				due = append(due, r)
-			}
-			bad = err
+			bad = k.add(&f, rd, &record.Record{Tenant: r.Tenant, ID: r.ID, SealedAt: r.SealedAt, ExpiresAt: r.ExpiresAt})
 			return bad == nil
 		})
 		return errors.Join(err, bad)
 	})
 	if err == nil && !begun {
-		err = e.store.Update(ctx, func(tx store.Tx) error {
-			return mac.Put(e.macs, tx, []byte(SinceKey), e.now().UTC())
+		err = k.store.Update(ctx, func(tx store.Tx) error {
+			return mac.Put(k.macs, tx, []byte(SinceKey), k.now().UTC())
 		})
 	}
-	return due, next, err
+	return f, next, err
+}
+
+// add adds a credential to f, if there is something to do.
+func (k *Keeper) add(f *found, rd store.Reader, r *record.Record) error {
+	due, err := k.isDue(rd, r)
+	soon := false
+	if err == nil && k.Remind != nil && !f.soon[r.Tenant] {
+		soon, err = k.isSoon(rd, r)
+	}
+	switch {
+	case state.IsRefused(err): // somebody has changed the row of its object
+		return nil
+	case err != nil:
+		return err
+	case due:
+		f.due = append(f.due, r)
+	case soon:
+		f.soon[r.Tenant] = true
+	}
+	return nil
 }
 
 // isDue reports whether the grace of a credential is over, and no object owns it.
-func (e *Eraser) isDue(rd store.Reader, r *record.Record) (bool, error) {
-	if e.now().Before(r.ExpiresAt.Add(Grace)) {
+func (k *Keeper) isDue(rd store.Reader, r *record.Record) (bool, error) {
+	if k.now().Before(r.ExpiresAt.Add(Grace)) {
 		return false, nil
 	}
-	until, err := e.Until(rd, r)
-	if err != nil || e.now().Before(until) {
+	until, err := k.Until(rd, r)
+	if err != nil || k.now().Before(until) {
 		return false, err
 	}
-	owned, err := e.rows.IsObjects(rd, r.Tenant, r.ID)
+	owned, err := k.rows.IsObjects(rd, r.Tenant, r.ID)
 	return !owned && err == nil, err
 }
 
 // erase deletes a credential with an entry, unless it was renewed or deleted meanwhile.
-func (e *Eraser) erase(tx store.Tx, seen *record.Record) error {
+func (k *Keeper) erase(tx store.Tx, seen *record.Record) error {
 	r, err := record.Find(tx, seen.Tenant, seen.ID)
 	if errors.Is(err, fault.Internal) {
 		return nil
@@ -174,13 +200,74 @@ func (e *Eraser) erase(tx store.Tx, seen *record.Record) error {
 	if err != nil || r == nil {
 		return err
 	}
-	if due, err := e.isDue(tx, r); err != nil || !due {
+	if due, err := k.isDue(tx, r); err != nil || !due {
 		return err
 	}
-	_, err = e.guard.Append(tx, audit.Event{
+	_, err = k.guard.Append(tx, audit.Event{
 		Type: audit.CredentialDeleted, Outcome: audit.Success, Principal: authz.SystemPrincipal(r.Tenant),
 		Resource:   audit.Resource{Type: audit.CredentialResource, ID: r.ID},
 		Attributes: map[string]string{audit.AttributeExpiresAt: r.ExpiresAt.Format(time.RFC3339Nano)},
 	})
-	return errors.Join(e.rows.Remove(tx, r.Tenant, r.ID), err)
+	return errors.Join(k.rows.Remove(tx, r.Tenant, r.ID), err)
+}
+
+const day = 24 * time.Hour
+
+// remindBefore says how long before a credential expires its tenant is reminded.
+var remindBefore = []time.Duration{30 * day, 7 * day, day}
+
+// remindLate is how long after such a moment a reminder still goes out, for example after an outage.
+const remindLate = 7 * day
+
+// RemindedFamily begins the keys of the rows that say when a tenant was reminded last.
+const RemindedFamily = "lifetime/reminded/"
+
+func (k *Keeper) reminded(rd store.Reader, tenant authz.TenantID) (time.Time, error) {
+	row, err := mac.Get[time.Time](k.macs, rd, []byte(RemindedFamily+string(tenant)))
+	if errors.Is(err, fault.Internal) { // a damaged row costs one more mail
+		row, err = nil, nil
+	}
+	if err != nil || row == nil {
+		return time.Time{}, err
+	}
+	return *row, nil
+}
+
+// isSoon reports whether the tenant of a credential is to be reminded of it: one of the moments of
+// remindBefore came after the last reminder, which is at least a day ago. A moment that was there already
+// when the version was sealed does not count.
+func (k *Keeper) isSoon(rd store.Reader, r *record.Record) (bool, error) {
+	now := k.now()
+	came := func(since time.Time) bool {
+		for _, before := range remindBefore {
+			if at := r.ExpiresAt.Add(-before); at.After(r.SealedAt) && at.After(since) && !at.After(now) {
+				return true
+			}
+		}
+		return false
+	}
+	if !now.Before(r.ExpiresAt) || !came(now.Add(-remindLate)) {
+		return false, nil
+	}
+	last, err := k.reminded(rd, r.Tenant)
+	if err != nil || now.Sub(last) < day || !came(last) {
+		return false, err
+	}
+	of, err := k.rows.IsObjects(rd, r.Tenant, r.ID)
+	return !of && err == nil, err
+}
+
+// remind stores mails to a tenant, unless another replica has.
+func (k *Keeper) remind(ctx context.Context, tenant authz.TenantID) error {
+	put, err := k.Remind(ctx, tenant)
+	if err != nil {
+		return err
+	}
+	return k.store.Update(ctx, func(tx store.Tx) error {
+		last, err := k.reminded(tx, tenant)
+		if err != nil || k.now().Sub(last) < day {
+			return err
+		}
+		return errors.Join(put(tx), mac.Put(k.macs, tx, []byte(RemindedFamily+string(tenant)), k.now().UTC()))
+	})
 }
