@@ -27,9 +27,18 @@ import (
 // Grace is how long a credential can be renewed after it has expired.
 const Grace = 28 * 24 * time.Hour
 
-// SinceKey is the key of the row that says since when the database's credentials are erased at all:
-// those that had expired before an upgrade have their grace after it.
-const SinceKey = "lifetime/since"
+// RunKey is the key of the row that says how long the deployment has looked after lifetimes.
+const RunKey = "lifetime/run"
+
+// run is a time without a long pause. Whatever expired before it has its grace from its beginning on:
+// before an upgrade, during an outage, or after the time of a backup that was restored.
+type run struct {
+	Since time.Time `json:"since"`
+	Seen  time.Time `json:"seen"` // the last Sweep of a new day
+}
+
+// maxPause is the longest time between two sweeps of one run.
+const maxPause = 2 * day
 
 // Rows are the rows of credentials.
 type Rows interface {
@@ -60,22 +69,26 @@ func NewKeeper(s store.Store, guard *guard.Guard, macs mac.Rows, rows Rows, now 
 	return &Keeper{store: s, guard: guard, macs: macs, rows: rows, now: now}
 }
 
-// since returns the time in the row [SinceKey], or now if there is none.
-func (k *Keeper) since(rd store.Reader) (t time.Time, stored bool, err error) {
-	row, err := mac.Get[time.Time](k.macs, rd, []byte(SinceKey))
-	if errors.Is(err, fault.Internal) { // a damaged row delays only
-		row, err = nil, nil
+// run returns the present run, and whether the row is to be written.
+func (k *Keeper) run(rd store.Reader) (r run, stale bool, err error) {
+	now := k.now().UTC()
+	row, err := mac.Get[run](k.macs, rd, []byte(RunKey))
+	switch {
+	case err != nil && !errors.Is(err, fault.Internal): // a damaged row only delays
+		return run{}, false, err
+	case row == nil || err != nil || now.Sub(row.Seen) > maxPause:
+		return run{now, now}, true, nil
+	case now.Sub(row.Seen) >= day:
+		return run{row.Since, now}, true, nil
 	}
-	if err != nil || row == nil {
-		return k.now(), false, err
-	}
-	return *row, true, nil
+	return *row, false, nil
 }
 
 // Until returns until when a credential can be renewed.
 func (k *Keeper) Until(rd store.Reader, r *record.Record) (time.Time, error) {
-	from, _, err := k.since(rd)
-	if err == nil && r.ExpiresAt.After(from) {
+	present, _, err := k.run(rd)
+	from := present.Since
+	if r.ExpiresAt.After(from) {
 		from = r.ExpiresAt
 	}
 	return from.Add(Grace), err
@@ -93,6 +106,10 @@ const (
 func (k *Keeper) Sweep(ctx context.Context) (int, error) {
 	k.sweeping.Lock()
 	defer k.sweeping.Unlock()
+	err := k.goOn(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("noting that expired credentials are looked for: %w", err)
+	}
 	found, next, err := k.look(ctx)
 	if err != nil {
 		return 0, fmt.Errorf("looking for expired credentials: %w", err)
@@ -114,6 +131,25 @@ func (k *Keeper) Sweep(ctx context.Context) (int, error) {
 	return n, err
 }
 
+// goOn writes the row of the present run once a day.
+func (k *Keeper) goOn(ctx context.Context) error {
+	var stale bool
+	err := k.store.View(ctx, func(rd store.Reader) (err error) {
+		_, stale, err = k.run(rd)
+		return err
+	})
+	if err != nil || !stale {
+		return err
+	}
+	return k.store.Update(ctx, func(tx store.Tx) error {
+		present, stale, err := k.run(tx)
+		if err != nil || !stale {
+			return err
+		}
+		return mac.Put(k.macs, tx, []byte(RunKey), present)
+	})
+}
+
 // found is what one look at credentials finds.
 type found struct {
 	due  []*record.Record        // their grace is over
@@ -123,18 +159,14 @@ type found struct {
 // look looks at the credentials at and after k.next, and returns the key that follows. With an empty key
 // it begins again.
 func (k *Keeper) look(ctx context.Context) (f found, next []byte, err error) {
-	begun := false
 	err = k.store.View(ctx, func(rd store.Reader) error {
 		f, next = found{soon: make(map[authz.TenantID]bool)}, nil
-		var bad error
-		if _, begun, bad = k.since(rd); bad != nil || !begun {
-			return bad
-		}
 		rng := store.Prefix([]byte("credential/"))
 		if k.next != nil {
 			rng.From = k.next
 		}
 		rows, size := 0, 0
+		var bad error
 		err := rd.Scan(rng, func(key, value []byte) bool {
 			if rows == sweepRows || size > sweepBytes || len(f.due) == sweepBatch {
 				next = bytes.Clone(key)
@@ -150,11 +182,6 @@ func (k *Keeper) look(ctx context.Context) (f found, next []byte, err error) {
 		})
 		return errors.Join(err, bad)
 	})
-	if err == nil && !begun {
-		err = k.store.Update(ctx, func(tx store.Tx) error {
-			return mac.Put(k.macs, tx, []byte(SinceKey), k.now().UTC())
-		})
-	}
 	return f, next, err
 }
 
