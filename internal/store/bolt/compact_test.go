@@ -288,7 +288,10 @@ func TestACompactionThatIsKilledLosesNothing(t *testing.T) {
 	must(t, s.Scrubbed(t.Context()))
 	want := contents(t, s)
 	killed := 0
+	var one sync.Mutex // the copying and the writer take steps at the same time
 	look := func(step string) {
+		one.Lock()
+		defer one.Unlock()
 		dir := filepath.Join(t.TempDir(), fmt.Sprint(killed))
 		killed++
 		must(t, os.CopyFS(dir, os.DirFS(filepath.Dir(path))))
@@ -315,6 +318,9 @@ func TestACompactionThatIsKilledLosesNothing(t *testing.T) {
 	})
 	_, _, err := s.Compact(t.Context())
 	must(t, err)
+	a.set(func(_ string, do func() error) error { return do() })
+	one.Lock()
+	defer one.Unlock()
 	if killed < 14 {
 		t.Errorf("%d steps", killed)
 	}
@@ -402,10 +408,10 @@ func TestANewFileThatDiffersIsNotUsed(t *testing.T) {
 	s, path := emptied(t, Options{fault: a.fault}, 10000)
 	want := contents(t, s)
 	must(t, s.Scrubbed(t.Context()))
-	copies := 0
+	var copies atomic.Int64
 	a.set(func(step string, do func() error) error {
 		err := do()
-		if copies++; step == "copy" && copies == 3 {
+		if step == "copy" && copies.Add(1) == 1 {
 			f, ferr := os.OpenFile(path+compactSuffix, os.O_RDWR, 0)
 			must(t, ferr)
 			defer f.Close()
