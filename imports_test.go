@@ -69,10 +69,10 @@ var ours = map[string]string{
 	"server/v2": "api/openapi api/openapi/v2 api/v1beta1 server/gate server/v2/credentials internal/vault internal/transit internal/names internal/identity internal/sealingkey internal/custody internal/sealing internal/keyring " +
 		"internal/compliance internal/compliance/assessor internal/backup internal/audit internal/audit/guard internal/audit/reader internal/audit/writer internal/authz internal/fair internal/fault internal/secret",
 	"server/v2/credentials": "api/openapi/v2 server/gate internal/vault internal/vault/kept internal/vault/listing internal/authz internal/fault internal/secret",
-	"server/asset":     "",
-	"server/dashboard": "server/asset",
-	"server/gate":      "internal/connections internal/fair internal/state internal/identity internal/audit internal/audit/guard internal/authz internal/quota internal/fault internal/secret",
-	"server/docs":      "server/asset",
+	"server/asset":          "",
+	"server/dashboard":      "server/asset",
+	"server/gate":           "internal/connections internal/fair internal/state internal/identity internal/audit internal/audit/guard internal/authz internal/quota internal/fault internal/secret",
+	"server/docs":           "server/asset",
 	"controllers": "api/v1beta1 controllers/cluster controllers/credential controllers/requeue controllers/restart " +
 		"internal/authz internal/fault internal/identity internal/keyring internal/sealing internal/vault",
 	"controllers/credential": "api/v1beta1 controllers/requeue internal/authz internal/compose internal/envelope " +

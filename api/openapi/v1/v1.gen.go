@@ -124,6 +124,8 @@ const (
 	EventTypeDATAVERIFIED           EventType = "DATA_VERIFIED"
 	EventTypeDENIALSACKNOWLEDGED    EventType = "DENIALS_ACKNOWLEDGED"
 	EventTypeEMAILVERIFIED          EventType = "EMAIL_VERIFIED"
+	EventTypeHISTORYRULECHANGED     EventType = "HISTORY_RULE_CHANGED"
+	EventTypeHISTORYRULELISTED      EventType = "HISTORY_RULE_LISTED"
 	EventTypeINVENTORYREAD          EventType = "INVENTORY_READ"
 	EventTypeINVENTORYREVIEWED      EventType = "INVENTORY_REVIEWED"
 	EventTypeINVITATIONREVOKED      EventType = "INVITATION_REVOKED"
@@ -249,6 +251,10 @@ func (e EventType) Valid() bool {
 	case EventTypeDENIALSACKNOWLEDGED:
 		return true
 	case EventTypeEMAILVERIFIED:
+		return true
+	case EventTypeHISTORYRULECHANGED:
+		return true
+	case EventTypeHISTORYRULELISTED:
 		return true
 	case EventTypeINVENTORYREAD:
 		return true
