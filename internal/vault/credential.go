@@ -35,7 +35,7 @@ func credentialOf(r *record.Record, now time.Time, owned bool) Credential {
 	return Credential{
 		ID: r.ID, Name: r.Name, Type: r.Type, Version: r.Version,
 		CreatedAt: r.CreatedAt, SealedAt: r.SealedAt, ExpiresAt: r.ExpiresAt,
-		Expired: !now.Before(r.ExpiresAt), Trashed: r.IsTrashed(), Owned: owned,
+		Expired: !now.Before(r.Until()), Trashed: r.IsTrashed(), Owned: owned,
 	}
 }
 

@@ -56,7 +56,7 @@ func (v attempt) isFree(p authz.Principal, r *record.Record, now time.Time) func
 			return err
 		}
 		other, err := record.Find(rd, p.Tenant, id)
-		if err == nil && other != nil && now.Before(other.ExpiresAt) {
+		if err == nil && other != nil && now.Before(other.Until()) {
 			err = ErrTaken
 		}
 		return err

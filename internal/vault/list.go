@@ -265,7 +265,7 @@ func (c *counter) count(s listing.Source, budget listing.Budget) error {
 func (c *counter) add(r *record.Record) {
 	c.Total++
 	c.types[r.Type]++
-	if !c.now.Before(r.ExpiresAt) {
+	if !c.now.Before(r.Until()) {
 		c.Expired++
 		return
 	}

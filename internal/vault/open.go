@@ -216,7 +216,7 @@ func (v *Vault) find(l *lookup, rd store.Reader, p authz.Principal, which finder
 	by, err3 := v.records.owners.of(rd, p.Tenant, wanted)
 	l.record, l.owned = r, by.owned
 	if r != nil {
-		l.until = r.ExpiresAt
+		l.until = r.Until()
 	}
 	var err4 error
 	if which.until != nil { // the same reads, whether or not there is one

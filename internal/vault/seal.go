@@ -314,7 +314,7 @@ func (v attempt) change(ctx context.Context, p authz.Principal, id string, to ed
 		prepare = func(tx store.Tx) error { return tx.Delete(idempotency.RequestKey(p.Tenant, id)) }
 	case to.action == authz.RenewCredential:
 		changed.Attributes[attributeRenewed] = "true"
-		if !now.Before(old.ExpiresAt) {
+		if !now.Before(old.Until()) {
 			prepare = v.isFree(p, r, now)
 		}
 	}
@@ -368,7 +368,7 @@ func (v *Vault) Delete(ctx context.Context, p authz.Principal, id string, ifMatc
 		case by.owned && p.Kind != authz.System:
 			reason = reasonOwned
 		case !record.AllHold(ifMatch, e.Resource.ID, versionOf(current)):
-			refused = failCondition(!damaged && v.now().Before(current.ExpiresAt) && mayReadAt(p, current.Name), &e)
+			refused = failCondition(!damaged && v.now().Before(current.Until()) && mayReadAt(p, current.Name), &e)
 		default:
 			err = v.records.Remove(tx, p.Tenant, e.Resource.ID)
 		}

@@ -78,7 +78,7 @@ func (f Filter) Matcher(now time.Time) func(r *record.Record) bool {
 	return func(r *record.Record) bool {
 		switch {
 		case f.Type != "" && r.Type != f.Type,
-			f.Status != "" && (f.Status == Expired) == now.Before(r.ExpiresAt),
+			f.Status != "" && (f.Status == Expired) == now.Before(r.Until()),
 			!f.ExpiresBefore.IsZero() && !r.ExpiresAt.Before(f.ExpiresBefore),
 			prefix != "" && !strings.HasPrefix(authz.NormalizeName(r.Name), prefix):
 			return false

@@ -60,6 +60,15 @@ type Record struct {
 // IsTrashed reports whether the credential was put in the trash: it expired when the version was sealed.
 func (r *Record) IsTrashed() bool { return !r.ExpiresAt.After(r.SealedAt) }
 
+// Until returns until when the record can be read. In the trash that is long ago, so that it does not
+// depend on the clock of the process that put it there.
+func (r *Record) Until() time.Time {
+	if r.IsTrashed() {
+		return time.Unix(0, 0)
+	}
+	return r.ExpiresAt
+}
+
 // signed returns the encoding of the signed fields.
 func (r *Record) signed() []byte {
 	b := make([]byte, 0, 256+len(r.Body)+len(r.Signature)+len(r.Wrap))
