@@ -122,6 +122,12 @@ func (v attempt) put(ctx context.Context, p authz.Principal, req PutRequest) (c 
 		if id, err := find(tx); err != nil || id != found.id {
 			return errors.Join(err, errMoved)
 		}
+		if created && found.record != nil { // an expired one, which may have been renewed
+			now, err := record.Find(tx, p.Tenant, found.id)
+			if err != nil || now == nil || now.Version != found.record.Version {
+				return errors.Join(err, errMoved)
+			}
+		}
 		if created {
 			return errors.Join(mac.PutAll(tx, rows), appendEvent(v.guard, tx, stored))
 		}
@@ -150,6 +156,9 @@ func (v attempt) earlierValues(ctx context.Context, keys *keyring.Keys, p authz.
 	switch {
 	case found.failed:
 		e.Outcome, e.Attributes = audit.Failure, map[string]string{audit.AttributeReason: reasonIntegrity}
+		return nil, recordAccess(ctx, v.guard, e)
+	case found.record != nil && !v.now().Before(found.until):
+		e.Outcome, e.Attributes = audit.Denied, map[string]string{audit.AttributeReason: reasonExpired}
 		return nil, recordAccess(ctx, v.guard, e)
 	case found.record == nil:
 		return nil, fault.New(fault.Invalid, fmt.Sprintf("version %d is not kept: the list of versions says which are readable", version))

@@ -191,6 +191,80 @@ func TestErasingGoesOn(t *testing.T) {
 	f.verify()
 }
 
+// An erasure that another change of the rules overtakes leaves nothing that no rule keeps.
+func TestErasuresThatOverlap(t *testing.T) {
+	f := newFixture(t, 0)
+	f.keep("**", 3)
+	var ids []string
+	for i := range 400 {
+		c := f.sealNamed(f.a, fmt.Sprint("n", i), map[string]string{"k": "0"})
+		f.change(c.ID, "1", "2", "3")
+		ids = append(ids, c.ID)
+	}
+	updates := 0
+	f.store.before = func() {
+		if updates++; updates != 3 { // the first erasure has come some way
+			return
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		second := 0
+		f.store.before = func() {
+			if second++; second == 2 { // and this one ends after its first step
+				cancel()
+			}
+		}
+		_, err := f.vault.Rules.Set(ctx, f.a, kept.Rule{Path: "**", Versions: 1})
+		must(t, err)
+		f.store.before = nil
+	}
+	f.keep("**", 2)
+	if updates < 3 {
+		t.Fatalf("%d commits", updates)
+	}
+	for _, id := range ids {
+		f.wantReadable(id, "2", "3")
+	}
+	if keys, _ := f.rows(kept.Family); len(keys) != 400 {
+		t.Errorf("%d kept versions are left", len(keys))
+	}
+	f.verify()
+}
+
+// At whatever moment of an undo the credential expires: it changes nothing, or has the values.
+func TestAnUndoAtTheMomentOfExpiry(t *testing.T) {
+	f := newFixture(t, 0)
+	f.keep("**", 1)
+	refused := 0
+	for moment := range 12 {
+		c := f.seal(f.a, map[string]string{"k": "0"})
+		f.change(c.ID, "1")
+		asked := 0
+		f.vault.now = func() time.Time {
+			if asked++; asked == moment+1 {
+				f.advance(31 * day)
+			}
+			return f.now()
+		}
+		undone, err := f.vault.Undo(t.Context(), f.a, c.ID, 1, "")
+		f.vault.now = f.now
+		if err != nil {
+			if refused++; !errors.Is(err, fault.Forbidden) {
+				t.Errorf("moment %d: %v", moment, err)
+			}
+			continue
+		}
+		back, err := f.vault.Renew(t.Context(), f.a, c.ID, 0, "")
+		must(t, err)
+		if got, err := f.vault.Unseal(t.Context(), f.a, c.ID); err != nil || string(got.Values["k"]) != "0" || back.Version != undone.Version+1 {
+			t.Errorf("moment %d: %q, %v", moment, got.Values, err)
+		}
+	}
+	if refused < 3 || refused == 12 {
+		t.Errorf("%d of 12 were refused", refused)
+	}
+	f.verify()
+}
+
 // Re-encryption leaves no ciphertext of before, and keeps numbers and values.
 func TestReencryptionIncludesKeptVersions(t *testing.T) {
 	inBothStores(t, func(t *testing.T, f *fixture) {

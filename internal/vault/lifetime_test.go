@@ -318,3 +318,21 @@ func TestATenantIsRemindedBeforeCredentialsExpire(t *testing.T) {
 	want("once", 4, 2)
 	f.verify()
 }
+
+// Promise: a put finds a renewal that came first, and does not make a second active credential of the name.
+func TestAPutThatARenewalComesBefore(t *testing.T) {
+	f := newFixture(t, 0)
+	c := f.sealNamed(f.a, "shop/db", login)
+	f.trash(c.ID)
+	f.store.before = func() {
+		f.store.before = nil
+		_, err := f.vault.Renew(t.Context(), f.a, c.ID, 0, "")
+		must(t, err)
+	}
+	req := put(c.Name, map[string]string{"k": "new"})
+	req.IfNoneMatch = true
+	if _, created, err := f.vault.Put(t.Context(), f.a, req); created || !errors.Is(err, ErrCondition) {
+		t.Error(created, err)
+	}
+	f.verify()
+}

@@ -38,6 +38,8 @@ type rulesRow struct {
 	Rules []Rule `json:"rules"` // by path
 	// Erasing says that there may be rows that no rule keeps, after a change of the rules.
 	Erasing bool `json:"erasing,omitempty"`
+	// Changes counts the changes of the rules. An erasure that meets another count begins again.
+	Changes uint64 `json:"changes,omitempty"`
 }
 
 // count returns how many earlier versions are kept of the credential with a name.
@@ -105,15 +107,13 @@ func (k Rows) Find(rd store.Reader, current *record.Record, tenant authz.TenantI
 		return nil, err
 	}
 	stored = bytes.Clone(stored)
-	rules, err := k.rules(rd, tenant)
-	if err != nil || stored == nil || current == nil || rules == nil {
-		return nil, err
+	name := ""
+	if current != nil {
+		name = current.Name
 	}
-	if rules.Erasing {
-		versions, err := k.Versions(rd, tenant, id, current.Name)
-		if err != nil || !slices.Contains(versions, version) {
-			return nil, err
-		}
+	versions, err := k.Versions(rd, tenant, id, name) // a row that no rule keeps may not be erased yet
+	if err != nil || stored == nil || current == nil || !slices.Contains(versions, version) {
+		return nil, err
 	}
 	return At(key, stored)
 }

@@ -134,7 +134,11 @@ func (k *Keeper) change(ctx context.Context, p authz.Principal, path string, ver
 		if row, err = k.rows.rules(tx, p.Tenant); err != nil {
 			return err
 		}
-		row = &rulesRow{Rules: slices.DeleteFunc(row.list(), func(r Rule) bool { return r.Path == path }), Erasing: true}
+		changes := uint64(1)
+		if row != nil {
+			changes += row.Changes
+		}
+		row = &rulesRow{Rules: slices.DeleteFunc(row.list(), func(r Rule) bool { return r.Path == path }), Erasing: true, Changes: changes}
 		if versions != nil {
 			row.Rules = append(row.Rules, Rule{path, *versions})
 			slices.SortFunc(row.Rules, func(a, b Rule) int { return strings.Compare(a.Path, b.Path) })
@@ -155,7 +159,7 @@ func (k *Keeper) change(ctx context.Context, p authz.Principal, path string, ver
 		return nil, fmt.Errorf("changing a rule of the history: %w", err)
 	}
 	if after != "" {
-		_, _ = k.eraseAfter(ctx, p, after) // Sweep goes on
+		_, _ = k.eraseAfter(ctx, p, row.Changes, after) // Sweep goes on
 	}
 	return row.list(), nil
 }
@@ -233,23 +237,31 @@ func credentials(tx store.Tx, tenant authz.TenantID, after string) (ids []string
 	return ids, more, err
 }
 
-// eraseAfter goes on with the credentials after one, until none follows. It returns the number of its
-// transactions.
-func (k *Keeper) eraseAfter(ctx context.Context, p authz.Principal, after string) (n int, err error) {
+// eraseAfter goes on with the credentials after one, which a change of the rules had reached, until none
+// follows. After another change it begins again, since that one may have gone no further than this. It
+// returns the number of its transactions.
+func (k *Keeper) eraseAfter(ctx context.Context, p authz.Principal, changes uint64, after string) (n int, err error) {
 	for {
 		var next string
+		var seen uint64
 		err = k.store.Update(ctx, func(tx store.Tx) error {
-			next = ""
+			next, seen = "", changes
 			row, err := k.rows.rules(tx, p.Tenant)
-			if err == nil && row != nil && row.Erasing {
-				next, err = k.erase(tx, p.Tenant, row, after, event(audit.HistoryRuleChanged, p))
+			if err != nil || row == nil || !row.Erasing {
+				return err
 			}
+			from := after
+			if seen = row.Changes; seen != changes {
+				from = ""
+			}
+			next, err = k.erase(tx, p.Tenant, row, from, event(audit.HistoryRuleChanged, p))
 			return err
 		})
 		if err != nil {
 			return n, fmt.Errorf("erasing versions that no rule keeps: %w", err)
 		}
 		n++
+		changes = seen
 		if after = next; after == "" {
 			return n, nil
 		}
@@ -275,7 +287,7 @@ func (k *Keeper) Sweep(ctx context.Context) (int, error) {
 		})
 		if bad == nil && row != nil && row.Erasing {
 			var n int
-			n, bad = k.eraseAfter(ctx, authz.SystemPrincipal(tenant), "")
+			n, bad = k.eraseAfter(ctx, authz.SystemPrincipal(tenant), row.Changes, "")
 			total += n
 		}
 		err = errors.Join(err, bad)
