@@ -93,7 +93,7 @@ var ours = map[string]string{
 	"internal/vault":                "internal/vault/bounds internal/vault/history internal/vault/idempotency internal/vault/kept internal/vault/lifetime internal/vault/listing internal/vault/nameindex internal/vault/pathindex internal/vault/mac internal/vault/record internal/keyring internal/audit internal/audit/chain internal/audit/guard internal/audit/verify internal/authz internal/state internal/store internal/frame internal/fault internal/secret",
 	"internal/vault/bounds":         "internal/fault internal/secret",
 	"internal/vault/history":        "internal/vault/mac internal/vault/nameindex internal/vault/record internal/audit internal/authz internal/store",
-	"internal/vault/kept":           "internal/vault/mac internal/vault/record internal/audit internal/audit/guard internal/authz internal/store internal/store/format internal/fault",
+	"internal/vault/kept":           "internal/vault/mac internal/vault/record internal/audit internal/audit/guard internal/authz internal/state internal/store internal/store/format internal/fault",
 	"internal/vault/lifetime":       "internal/vault/mac internal/vault/record internal/audit internal/audit/guard internal/authz internal/state internal/store internal/fault",
 	"internal/vault/nameindex":      "internal/vault/mac internal/vault/record internal/authz internal/store",
 	"internal/vault/pathindex":      "internal/vault/record internal/authz internal/store internal/store/format",

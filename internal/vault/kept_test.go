@@ -16,6 +16,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/kept"
+	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
 // keep sets a rule of the history of the first tenant.
@@ -209,7 +210,7 @@ func TestErasuresThatOverlap(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		second := 0
 		f.store.before = func() {
-			if second++; second == 2 { // and this one ends after its first step
+			if second++; second == 4 { // and this one, which finishes it first, ends after its own first step
 				cancel()
 			}
 		}
@@ -228,6 +229,75 @@ func TestErasuresThatOverlap(t *testing.T) {
 		t.Errorf("%d kept versions are left", len(keys))
 	}
 	f.verify()
+}
+
+// A rule that keeps more brings nothing back that another one has taken, whose erasure has not ended.
+func TestARaisedRuleBringsNothingBack(t *testing.T) {
+	f := newFixture(t, 0)
+	f.keep("**", 3)
+	var ids []string
+	for i := range 200 {
+		c := f.sealNamed(f.a, fmt.Sprint("n", i), map[string]string{"k": "0"})
+		f.change(c.ID, "1", "2", "3")
+		ids = append(ids, c.ID)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	updates := 0
+	f.store.before = func() {
+		if updates++; updates == 2 {
+			cancel()
+		}
+	}
+	_, err := f.vault.Rules.Set(ctx, f.a, kept.Rule{Path: "**", Versions: 0})
+	must(t, err)
+	f.store.before = nil
+	if keys, _ := f.rows(kept.Family); len(keys) == 0 {
+		t.Fatal("the erasure has ended")
+	}
+	f.keep("**", 3)
+	for _, id := range ids {
+		f.wantReadable(id, "3")
+	}
+	f.verify()
+}
+
+// An erasure passes damaged records, however many there are in a row.
+func TestAnErasurePassesDamagedRecords(t *testing.T) {
+	f := newFixture(t, 0)
+	f.keep("**", 1)
+	for i := range 600 {
+		c := f.sealNamed(f.a, fmt.Sprint("n", i), map[string]string{"k": "0"})
+		f.change(c.ID, "1")
+	}
+	keys, _ := f.rows(record.Family)
+	f.tamper(func(tx store.Tx) (err error) {
+		for _, key := range keys {
+			err = errors.Join(err, tx.Put(key, []byte("damaged")))
+		}
+		return err
+	})
+	updates := 0
+	f.store.before = func() {
+		if updates++; updates > 10 {
+			t.Fatal("the erasure does not end")
+		}
+	}
+	f.keep("**", 0)
+}
+
+// All rules are replaced in one commit, so what both keep is never erased, and more rules than there can be
+// are none in between.
+func TestRulesAreReplacedAtOnce(t *testing.T) {
+	f := newFixture(t, 0)
+	f.keep("**", 0)
+	f.keep("shop/**", 2)
+	c := f.sealNamed(f.a, "shop/db", map[string]string{"k": "0"})
+	f.change(c.ID, "1", "2")
+	rules, err := f.vault.Rules.Replace(t.Context(), f.a, []kept.Rule{{Path: "shop/*", Versions: 1}, {Path: "a", Versions: 1}})
+	if e := f.last(f.a); err != nil || fmt.Sprint(rules) != "[{a 1} {shop/* 1}]" || e.EventType != audit.HistoryRuleChanged || e.Attributes["erased"] != "1" {
+		t.Error(rules, err, e.EventType, e.Attributes)
+	}
+	f.wantReadable(c.ID, "1", "2")
 }
 
 // At whatever moment of an undo the credential expires: it changes nothing, or has the values.
@@ -322,6 +392,9 @@ func TestWhoReadsKeptVersions(t *testing.T) {
 	if _, err := f.vault.Undo(t.Context(), bank, c.ID, 1, ""); err != nil {
 		t.Error(err)
 	}
+	if _, err := f.vault.Rules.Rules(t.Context(), f.limited(anyVerb("bank/**"))); fault.Of(err) != fault.Forbidden {
+		t.Errorf("somebody whom a policy limits reads the rules: %v", err)
+	}
 	admin := bank
 	admin.Scopes = authz.TenantScopes()
 	if _, err := f.vault.Rules.Set(t.Context(), admin, kept.Rule{Path: "bank/**", Versions: 0}); fault.Of(err) != fault.Forbidden {
@@ -394,6 +467,12 @@ func TestBoundsOfRules(t *testing.T) {
 		if _, err := f.vault.Rules.Set(t.Context(), f.a, r); fault.Of(err) != fault.Invalid {
 			t.Errorf("%+v: %v", r, err)
 		}
+	}
+	if rules, err := f.vault.Rules.Remove(t.Context(), f.a, "none"); err != nil || len(rules) != 0 {
+		t.Error(rules, err)
+	}
+	if keys, _ := f.rows(kept.RulesFamily); len(keys) != 0 {
+		t.Errorf("removing no rule writes %q", keys)
 	}
 	for i := range kept.MaxRules {
 		f.keep(fmt.Sprint("p", i), 1)

@@ -27,6 +27,23 @@ func (f *fixture) limited(rules ...authz.Rule) authz.Principal {
 
 func anyVerb(path string) authz.Rule { return authz.Rule{Path: path, Verbs: authz.Verbs()} }
 
+// Credentials of one name are all on the pages of somebody whose policy names it whole.
+func TestNamesakesAcrossPages(t *testing.T) {
+	f := newFixture(t, 0)
+	f.index()
+	var want []string
+	for range 3 {
+		want = append(want, f.sealNamed(f.a, "shop/db", login).ID)
+	}
+	f.sealNamed(f.a, "shop/dc", login)
+	last := f.sealNamed(f.a, "shop/dd", login)
+	slices.Sort(want)
+	p := f.limited(anyVerb("shop/db"), anyVerb("shop/dd"))
+	if ids, n := f.pages(p, ListQuery{Limit: 1}); !slices.Equal(ids, append(want, last.ID)) {
+		t.Errorf("%d of 4 on %d pages", len(ids), n)
+	}
+}
+
 // A credential outside a policy is one case with what is not there, in the answer and in the work, for
 // each method that names a credential. Only the reason in the log differs.
 func TestOutsideAPolicyNothingIsThere(t *testing.T) {

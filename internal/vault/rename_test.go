@@ -48,10 +48,9 @@ func TestARenameLeavesATakenName(t *testing.T) {
 	if _, err := f.vault.Rename(t.Context(), f.a, one.ID, "one", ""); err != nil {
 		t.Errorf("its own name: %v", err)
 	}
-	writer := f.a
-	writer.Scopes = []authz.Scope{authz.VaultWrite}
-	if _, err := f.vault.Rename(t.Context(), writer, one.ID, "other", ""); err != nil {
-		t.Errorf("without the right to read: %v", err)
+	p := f.limited(authz.Rule{Path: "one", Verbs: authz.Verbs()}, authz.Rule{Path: "other", Verbs: []authz.Verb{authz.WritePath}})
+	if _, err := f.vault.Rename(t.Context(), p, one.ID, "other", ""); err != nil {
+		t.Errorf("without the right to read the taken one: %v", err)
 	}
 	f.advance(100 * 24 * time.Hour) // all have expired
 	late := f.sealNamed(f.a, "late", map[string]string{"k": "v"})
@@ -59,6 +58,25 @@ func TestARenameLeavesATakenName(t *testing.T) {
 		t.Errorf("the name of an expired one: %v", err)
 	}
 	f.verify()
+}
+
+// A rename carries no values from a path that the caller does not read to one that he reads.
+func TestARenameNeedsTheRightToRead(t *testing.T) {
+	f := newFixture(t, 0)
+	c := f.sealNamed(f.a, "secret/db", map[string]string{"k": "v"})
+	writer := f.a
+	writer.Scopes = []authz.Scope{authz.VaultWrite}
+	for name, p := range map[string]authz.Principal{
+		"the policy":  f.limited(anyVerb("mine/**"), authz.Rule{Path: "secret/**", Verbs: []authz.Verb{authz.WritePath, authz.ListPath}}),
+		"the API key": writer,
+	} {
+		if _, err := f.vault.Rename(t.Context(), p, c.ID, "mine/db", ""); fault.Of(err) != fault.Forbidden || fault.Message(err) != fault.Message(errDenied) {
+			t.Errorf("%s does not allow to read: %v", name, err)
+		}
+	}
+	if got, err := f.vault.UnsealByName(t.Context(), f.a, "secret/db"); err != nil || got.ID != c.ID {
+		t.Error(err)
+	}
 }
 
 // A rename needs the right to write at both ends, and tells nothing at either.

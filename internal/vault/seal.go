@@ -169,8 +169,8 @@ func (v *Vault) Put(ctx context.Context, p authz.Principal, req PutRequest) (c C
 }
 
 // Rename gives a credential another name, as its next version with the same values under new keys. It
-// expires when it would have. The caller must be allowed to change both paths. Errors: fault.Forbidden
-// for a credential that does not exist for p or belongs to an object, and for a name outside p's
+// expires when it would have. The caller must be allowed to change both paths, and to read the values:
+// otherwise somebody could carry them to a path that he reads. Errors: fault.Forbidden for a credential that does not exist for p or belongs to an object, and for a name outside p's
 // policies; fault.Invalid; [ErrTaken]; [ErrCondition]; fault.Unavailable.
 func (v *Vault) Rename(ctx context.Context, p authz.Principal, id, name string, ifMatch Condition) (Credential, error) {
 	if err := v.guard.Authorize(ctx, p, authz.RenameCredential); err != nil {
@@ -179,11 +179,14 @@ func (v *Vault) Rename(ctx context.Context, p authz.Principal, id, name string, 
 	if err := cmp.Or(bounds.CheckName(name), bounds.CheckPath(name)); err != nil {
 		return Credential{}, err
 	}
+	if err := requireRead(ctx, v.guard, p, authz.RenameCredential); err != nil {
+		return Credential{}, err
+	}
 	if err := v.guard.AuthorizePath(ctx, p, authz.RenameCredential, name); err != nil {
 		return Credential{}, err
 	}
 	return retryConflicts(func() (Credential, error) {
-		return attempt{v}.change(ctx, p, id, edit{action: authz.RenameCredential, name: name}, ifMatch)
+		return attempt{v}.change(ctx, p, id, edit{action: authz.RenameCredential, name: name, reads: true}, ifMatch)
 	})
 }
 

@@ -492,8 +492,8 @@ func (r *rollback) policies(ctx context.Context) (all []Removal, err error) {
 	return all, err
 }
 
-// historyRules finds the rules of the history that kept less later. Each gets the number of later, and one
-// that is gone is removed.
+// historyRules finds the tenants whose rules of the history kept less later. They get all rules of later in
+// one commit: one by one, a rule could erase what the next one keeps.
 func (r *rollback) historyRules(ctx context.Context) (all []Removal, err error) {
 	found, err := r.pairs(ctx, kept.RulesFamily, 1)
 	for _, p := range found {
@@ -501,28 +501,34 @@ func (r *rollback) historyRules(ctx context.Context) (all []Removal, err error) 
 		if err := errors.Join(err, r.decode(p.key, p.at, &row), r.decode(p.key, p.later, &now)); err != nil {
 			return nil, err
 		}
+		if keepsAtLeast(now.Rules, row.Rules) {
+			continue
+		}
 		system := systemIn(p.name[0])
-		for _, rule := range now.Rules { // a later one that is narrower keeps less than the one that it is part of
-			i := slices.IndexFunc(row.Rules, func(old kept.Rule) bool { return old.Path == rule.Path })
-			if i >= 0 && rule.Versions >= row.Rules[i].Versions {
-				continue
-			}
-			all = append(all, Removal{
-				Event: audit.HistoryRuleChanged, Tenant: system.Tenant, ID: string(system.Tenant), Detail: "keeps what it kept later",
-				apply: func(ctx context.Context) error { _, err := r.vault.Rules.Set(ctx, system, rule); return err },
-			})
-		}
-		for _, rule := range row.Rules {
-			if slices.ContainsFunc(now.Rules, func(later kept.Rule) bool { return later.Path == rule.Path }) {
-				continue
-			}
-			all = append(all, Removal{
-				Event: audit.HistoryRuleChanged, Tenant: system.Tenant, ID: string(system.Tenant), Detail: "a rule that was removed",
-				apply: func(ctx context.Context) error { _, err := r.vault.Rules.Remove(ctx, system, rule.Path); return err },
-			})
-		}
+		all = append(all, Removal{
+			Event: audit.HistoryRuleChanged, Tenant: system.Tenant, ID: string(system.Tenant), Detail: "the rules of later",
+			apply: func(ctx context.Context) error { _, err := r.vault.Rules.Replace(ctx, system, now.Rules); return err },
+		})
 	}
 	return all, err
+}
+
+// keepsAtLeast reports that later rules keep no less than others: each is still there, and a new one, which
+// may be an exception from it, keeps at least what the most generous one did.
+func keepsAtLeast(later, before []kept.Rule) bool {
+	most := 0
+	was := make(map[string]int)
+	for _, rule := range before {
+		most, was[rule.Path] = max(most, rule.Versions), rule.Versions
+	}
+	for _, rule := range later {
+		n, known := was[rule.Path]
+		if rule.Versions < n || !known && rule.Versions < most {
+			return false
+		}
+		delete(was, rule.Path)
+	}
+	return len(was) == 0
 }
 
 // keyBindings finds the API keys that had fewer policies later, as bindings does.

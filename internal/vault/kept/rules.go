@@ -13,6 +13,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit/guard"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/format"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
@@ -36,6 +37,7 @@ func NewKeeper(s store.Store, guard *guard.Guard, rows Rows) *Keeper {
 var (
 	errLimited  = fault.New(fault.Forbidden, "your policies do not allow all paths, so you change no rule of the history")
 	errTooMany  = fault.New(fault.Conflict, fmt.Sprintf("the tenant has %d rules, the most there can be: remove one first", MaxRules))
+	errErasing  = fault.New(fault.Conflict, "another change of the rules still erases versions: try again in a moment")
 	errReplicas = fault.New(fault.Conflict, "a replica of an earlier release still runs, which would leave kept versions behind: end it first")
 )
 
@@ -43,6 +45,7 @@ var (
 const (
 	reasonTooMany  = "too_many_rules"
 	reasonReplicas = "earlier_replicas"
+	reasonErasing  = "still_erasing"
 )
 
 // Attributes of the entry of a change.
@@ -60,10 +63,15 @@ func event(t audit.EventType, p authz.Principal) audit.Event {
 	}
 }
 
-// Rules returns the rules of p's tenant, by path. Errors: fault.Forbidden, fault.Unavailable.
+// Rules returns the rules of p's tenant, by path. Errors: fault.Forbidden, also for everybody whom a
+// policy limits, since rules name paths; fault.Unavailable.
 func (k *Keeper) Rules(ctx context.Context, p authz.Principal) ([]Rule, error) {
 	if err := k.guard.Admit(ctx, p, authz.ListHistoryRules); err != nil {
 		return nil, err
+	}
+	e := event(audit.HistoryRuleListed, p)
+	if p.Access.IsLimited() {
+		return nil, k.refuse(ctx, e, string(authz.OutsidePolicy), errLimited)
 	}
 	var row *rulesRow
 	err := k.store.View(ctx, func(rd store.Reader) (err error) {
@@ -73,7 +81,6 @@ func (k *Keeper) Rules(ctx context.Context, p authz.Principal) ([]Rule, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the rules of the history: %w", err)
 	}
-	e := event(audit.HistoryRuleListed, p)
 	return row.list(), k.guard.Record(ctx, e)
 }
 
@@ -84,9 +91,16 @@ func (r *rulesRow) list() []Rule {
 	return append([]Rule{}, r.Rules...)
 }
 
+// change says which rules come after others.
+type change struct {
+	versions *int // number in the entry
+	path     string
+	rules    func(before []Rule) []Rule
+}
+
 // Set puts a rule in place of the one with its path. It returns the rules after that. Errors:
 // fault.Forbidden, also for everybody whom a policy limits; fault.Invalid; fault.Conflict for too many
-// rules and beside an earlier release; fault.Unavailable.
+// rules, beside an earlier release, and while another change still erases; fault.Unavailable.
 func (k *Keeper) Set(ctx context.Context, p authz.Principal, r Rule) ([]Rule, error) {
 	if err := k.guard.Authorize(ctx, p, authz.ChangeHistoryRule); err != nil {
 		return nil, err
@@ -94,7 +108,13 @@ func (k *Keeper) Set(ctx context.Context, p authz.Principal, r Rule) ([]Rule, er
 	if r.Versions < 0 || r.Versions > MaxVersions {
 		return nil, fault.New(fault.Invalid, fmt.Sprintf("versions_kept must be 0 to %d", MaxVersions))
 	}
-	return k.change(ctx, p, r.Path, &r.Versions)
+	path, err := parsePath(r.Path)
+	if err != nil {
+		return nil, err
+	}
+	return k.change(ctx, p, change{&r.Versions, path, func(before []Rule) []Rule {
+		return append(without(before, path), Rule{path, r.Versions})
+	}})
 }
 
 // Remove removes the rule with a path, if there is one. It returns the rules after that. Errors: those
@@ -103,19 +123,39 @@ func (k *Keeper) Remove(ctx context.Context, p authz.Principal, path string) ([]
 	if err := k.guard.Authorize(ctx, p, authz.ChangeHistoryRule); err != nil {
 		return nil, err
 	}
-	return k.change(ctx, p, path, nil)
+	path, err := parsePath(path)
+	if err != nil {
+		return nil, err
+	}
+	return k.change(ctx, p, change{nil, path, func(before []Rule) []Rule { return without(before, path) }})
 }
 
-func (k *Keeper) change(ctx context.Context, p authz.Principal, path string, versions *int) ([]Rule, error) {
-	if _, err := authz.ParseGlob(path); err != nil {
-		return nil, fault.New(fault.Invalid, "path "+err.Error())
+// Replace puts rules in place of all others, in one commit: what both keep stays. Errors: those of
+// [Keeper.Set].
+func (k *Keeper) Replace(ctx context.Context, p authz.Principal, rules []Rule) ([]Rule, error) {
+	if err := k.guard.Authorize(ctx, p, authz.ChangeHistoryRule); err != nil {
+		return nil, err
 	}
-	path = authz.NormalizeName(path)
+	return k.change(ctx, p, change{rules: func([]Rule) []Rule { return slices.Clone(rules) }})
+}
+
+func parsePath(path string) (string, error) {
+	if _, err := authz.ParseGlob(path); err != nil {
+		return "", fault.New(fault.Invalid, "path "+err.Error())
+	}
+	return authz.NormalizeName(path), nil
+}
+
+func without(rules []Rule, path string) []Rule {
+	return slices.DeleteFunc(slices.Clone(rules), func(r Rule) bool { return r.Path == path })
+}
+
+func (k *Keeper) change(ctx context.Context, p authz.Principal, to change) ([]Rule, error) {
 	e := event(audit.HistoryRuleChanged, p)
 	if p.Access.IsLimited() {
 		return nil, k.refuse(ctx, e, string(authz.OutsidePolicy), errLimited)
 	}
-	if k.Ready != nil && versions != nil {
+	if k.Ready != nil && to.versions != nil {
 		ready, err := k.Ready(ctx)
 		switch {
 		case err != nil:
@@ -124,44 +164,69 @@ func (k *Keeper) change(ctx context.Context, p authz.Principal, path string, ver
 			return nil, k.refuse(ctx, e, reasonReplicas, errReplicas)
 		}
 	}
-	e.Attributes[attributeRule] = k.rows.KeyedHex("latticekeep/history-rule/v1", []byte(p.Tenant), []byte(path))[:32]
-	if versions != nil {
-		e.Attributes[attributeKept] = strconv.Itoa(*versions)
+	if _, err := k.finish(ctx, p.Tenant); err != nil { // first, lest a rule that keeps more brings versions back
+		return nil, fmt.Errorf("changing a rule of the history: %w", err)
+	}
+	if to.path != "" {
+		e.Attributes[attributeRule] = k.rows.KeyedHex("latticekeep/history-rule/v1", []byte(p.Tenant), []byte(to.path))[:32]
+	}
+	if to.versions != nil {
+		e.Attributes[attributeKept] = strconv.Itoa(*to.versions)
 	}
 	var row *rulesRow
-	after, tooMany := "", false
+	after := ""
 	err := k.store.Update(ctx, func(tx store.Tx) (err error) {
 		if row, err = k.rows.rules(tx, p.Tenant); err != nil {
 			return err
 		}
-		changes := uint64(1)
+		before, changes := row.list(), uint64(1)
 		if row != nil {
-			changes += row.Changes
+			if changes += row.Changes; row.Erasing { // a change since finish
+				return errErasing
+			}
 		}
-		row = &rulesRow{Rules: slices.DeleteFunc(row.list(), func(r Rule) bool { return r.Path == path }), Erasing: true, Changes: changes}
-		if versions != nil {
-			row.Rules = append(row.Rules, Rule{path, *versions})
-			slices.SortFunc(row.Rules, func(a, b Rule) int { return strings.Compare(a.Path, b.Path) })
-			if tooMany = len(row.Rules) > MaxRules; tooMany {
-				return nil
-			}
-			if err := format.Raise(tx, format.Kept, format.Kept); err != nil {
-				return err
-			}
+		rules := to.rules(row.list())
+		slices.SortFunc(rules, func(a, b Rule) int { return strings.Compare(a.Path, b.Path) })
+		switch {
+		case slices.Equal(rules, before):
+			after = ""
+			_, err := k.guard.Append(tx, e)
+			return err
+		case len(rules) > MaxRules:
+			return errTooMany
+		}
+		row = &rulesRow{Rules: rules, Erasing: true, Changes: changes}
+		if err := format.Raise(tx, format.Kept, format.Kept); err != nil {
+			return err
 		}
 		after, err = k.erase(tx, p.Tenant, row, "", e)
 		return err
 	})
-	if tooMany {
+	switch {
+	case errors.Is(err, errTooMany):
 		return nil, k.refuse(ctx, e, reasonTooMany, errTooMany)
-	}
-	if err != nil {
+	case errors.Is(err, errErasing):
+		return nil, k.refuse(ctx, e, reasonErasing, errErasing)
+	case err != nil:
 		return nil, fmt.Errorf("changing a rule of the history: %w", err)
 	}
 	if after != "" {
 		_, _ = k.eraseAfter(ctx, p, row.Changes, after) // Sweep goes on
 	}
 	return row.list(), nil
+}
+
+// finish erases what a change of the rules has left. It returns the number of its transactions.
+func (k *Keeper) finish(ctx context.Context, tenant authz.TenantID) (n int, err error) {
+	var row *rulesRow
+	err = k.store.View(ctx, func(rd store.Reader) (err error) {
+		row, err = k.rows.rules(rd, tenant)
+		return err
+	})
+	if err == nil && row != nil && row.Erasing {
+		n, err = k.eraseAfter(ctx, authz.SystemPrincipal(tenant), row.Changes, "")
+	}
+	return n, err
 }
 
 // refuse records that a change was refused, and returns why.
@@ -185,8 +250,9 @@ func (k *Keeper) erase(tx store.Tx, tenant authz.TenantID, row *rulesRow, after 
 	}
 	erased := 0
 	for _, id := range ids {
+		after = id
 		current, err := record.Find(tx, tenant, id)
-		if errors.Is(err, fault.Internal) { // a damaged record does not say its name
+		if errors.Is(err, fault.Internal) || state.IsRefused(err) { // a damaged record does not say its name
 			continue
 		}
 		if err != nil {
@@ -200,7 +266,7 @@ func (k *Keeper) erase(tx store.Tx, tenant authz.TenantID, row *rulesRow, after 
 		if err != nil {
 			return "", err
 		}
-		erased, after = erased+deleted, id
+		erased += deleted
 	}
 	if !more {
 		row.Erasing, after = false, ""
@@ -280,17 +346,8 @@ func (k *Keeper) Sweep(ctx context.Context) (int, error) {
 	})
 	total := 0
 	for _, tenant := range tenants {
-		var row *rulesRow
-		bad := k.store.View(ctx, func(rd store.Reader) (err error) {
-			row, err = k.rows.rules(rd, tenant)
-			return err
-		})
-		if bad == nil && row != nil && row.Erasing {
-			var n int
-			n, bad = k.eraseAfter(ctx, authz.SystemPrincipal(tenant), row.Changes, "")
-			total += n
-		}
-		err = errors.Join(err, bad)
+		n, bad := k.finish(ctx, tenant)
+		total, err = total+n, errors.Join(err, bad)
 	}
 	return total, err
 }

@@ -129,9 +129,13 @@ type Found struct {
 // that match, in order.
 func (f *Page) Read(s Source, q Query, after string, now time.Time, each func(Found)) error {
 	matches := q.Matcher(now)
-	found := 0
+	found, prefix := 0, q.Prefix
+	hides := s.Principal.Kind == authz.ServiceAccount // some credentials, of which the end of a page must tell nothing
+	if hides {
+		prefix = "" // one of the filters
+	}
 	var bad error
-	err := s.Visit(q.Prefix, after, func(position string, key, value []byte) bool {
+	err := s.Visit(prefix, after, func(position string, key, value []byte) bool {
 		if key == nil { // where the looks at other paths ended
 			f.Last, f.More = position, true
 			return false
@@ -148,8 +152,9 @@ func (f *Page) Read(s Source, q Query, after string, now time.Time, each func(Fo
 		if one, bad = f.look(s, key, value, matches); one.Record != nil {
 			found++
 			each(one)
+			f.More = hides && found == q.Limit
 		}
-		return bad == nil
+		return bad == nil && !f.More
 	})
 	return errors.Join(err, bad)
 }

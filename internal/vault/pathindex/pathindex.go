@@ -64,7 +64,7 @@ func (w Walk) Read(rd store.Reader, visit func(position, name, id string) bool) 
 	}
 	for again := true; again && err == nil; {
 		again = false
-		next, ok := w.Access.Next(authz.ListPath, from)
+		next, ok := w.next(from)
 		if rng.From = []byte(all + next); !ok || bytes.Compare(rng.From, rng.To) >= 0 {
 			return "", nil
 		}
@@ -83,6 +83,15 @@ func (w Walk) Read(rd store.Reader, visit func(position, name, id string) bool) 
 		})
 	}
 	return left, err
+}
+
+// next returns where to look from a position on. Behind the position of a credential that may be listed,
+// others of its name follow.
+func (w Walk) next(from string) (next string, ok bool) {
+	if name, _, inside := strings.Cut(from, "\x00"); inside && w.Access.Allows(authz.ListPath, name) {
+		return from, true
+	}
+	return w.Access.Next(authz.ListPath, from)
 }
 
 // Remove deletes the rows of a credential whose name is not known any more.
