@@ -216,6 +216,10 @@ func (o *tour) vaultThrough(t *testing.T, c *client.Client) {
 	}
 	active, expired := v2.ListCredentialsParamsStatusActive, v2.ListCredentialsParamsStatusExpired
 	both := answered(c.V2.ListCredentials(ctx, &v2.ListCredentialsParams{Q: pointer("MENT"), Status: &active, CredentialType: &seal.CredentialType}))(t)
+	order := v2.ListCredentialsParamsSortUpdated
+	if newest := answered(c.V2.ListCredentials(ctx, &v2.ListCredentialsParams{Limit: pointer(1), Sort: &order, Total: pointer(true)}))(t); *newest.Total < 2 || !*newest.TotalComplete || newest.NextCursor == nil {
+		t.Errorf("by the time of change: %+v", newest)
+	}
 	none := answered(c.V2.ListCredentials(ctx, &v2.ListCredentialsParams{Status: &expired, ExpiresBefore: &sealed.SealedAt}))(t)
 	if len(both.Credentials) != 2 || len(none.Credentials) != 0 {
 		t.Errorf("found %+v and %+v", both, none)

@@ -303,6 +303,10 @@ stdin line
 stderr '2 credentials have the name twin: give the id of one of them, cred_\w+, cred_'
 latticekeep ls twin -o json
 exec sh ids.sh
+latticekeep ls --sort updated
+stdout '^NAME .*\n(.*\n)+shop/db .*\n(.*\n)*shop/env '
+! latticekeep ls --sort size
+stderr '--sort must be name, created, updated or expires'
 exec sh rest.sh
 stdout 'app$'
 `, map[string]string{

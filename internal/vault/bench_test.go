@@ -94,7 +94,8 @@ func BenchmarkTenThousandCredentials(b *testing.B) {
 				"page of what isn't": list(ListQuery{Limit: 100, Filter: Filter{Text: "none"}}),
 				"all of what isn't": func() error {
 					for q := (ListQuery{Limit: 100, Filter: Filter{Text: "none"}}); ; {
-						_, next, err := v.List(b.Context(), p, q)
+						_, rest, err := v.List(b.Context(), p, q)
+						next := rest.Cursor
 						if q.Cursor = next; next == "" || err != nil {
 							return err
 						}

@@ -27,27 +27,27 @@ type Filter = listing.Filter
 type ListQuery = listing.Query
 
 // List returns the credentials of p's tenant in the order of their ids, or of their names when the
-// query asks for that or has a prefix, and the cursor of the next page, if any. It includes expired
+// query has a prefix, or as it asks, and what is left of the list. It includes expired
 // credentials and marks them. It leaves out those outside p's policies, without a look at them, and is
-// always in the order of names then; and it hides the credentials of objects in other namespaces from a
-// ServiceAccount. With a limit or a filter, a page may hold fewer credentials than are left, or none,
-// and still have a cursor. Damaged records are left out and counted in the entry. Errors:
-// fault.Forbidden; fault.Invalid for an invalid filter and for the cursor of another list;
-// fault.Unavailable, also for the order of names of a store of an earlier release until its names are
-// indexed.
-func (v *Vault) List(ctx context.Context, p authz.Principal, q ListQuery) (list []Credential, next string, err error) {
+// in the order of names rather than ids then; and it hides the credentials of objects in other namespaces
+// from a ServiceAccount. With a limit or a filter, a page may hold fewer credentials than are left, or none,
+// and still have a cursor, except in an order of times. Damaged records are left out and counted in the
+// entry. Errors: fault.Forbidden; fault.Invalid for an invalid filter, for the cursor of another list and for
+// too many credentials in an order of times; fault.Unavailable, also for the order of names of a store of an
+// earlier release until its names are indexed.
+func (v *Vault) List(ctx context.Context, p authz.Principal, q ListQuery) (list []Credential, rest listing.Rest, err error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	if _, err := v.ready(ctx, p, authz.ListCredentials); err != nil {
-		return nil, "", err
+		return nil, rest, err
 	}
 	if err := q.Validate(); err != nil {
-		return nil, "", err
+		return nil, rest, err
 	}
-	cursors, now := listing.Cursors{Rows: v.records.Rows}, v.now()
-	var page *listing.Page
+	pages, now := listing.Pages{Cursors: listing.Cursors{Rows: v.records.Rows}, One: v.pageBudget, All: v.summaryBudget}, v.now()
+	damaged := 0
 	err = v.store.View(ctx, func(rd store.Reader) error {
-		list, page = []Credential{}, &listing.Page{Budget: v.pageBudget}
+		list = []Credential{}
 		s, err := v.records.owners.source(rd, p, q.UsesPaths(p))
 		if err != nil {
 			return err
@@ -55,35 +55,22 @@ func (v *Vault) List(ctx context.Context, p authz.Principal, q ListQuery) (list 
 		if q.Order == listing.ByName && !s.ByName {
 			return errNotIndexed
 		}
-		after, ok := "", true
-		if q.Cursor != "" {
-			after, ok = cursors.Decode(p.Tenant, q.Filter, s.ByName, q.Cursor)
-		}
-		if !ok {
-			return errCursor
-		}
-		err = page.Read(s, q, after, now, func(c listing.Found) { list = append(list, credentialOf(c.Record, now, c.Owned)) })
-		if page.More {
-			next = cursors.Encode(p.Tenant, q.Filter, s.ByName, page.Last)
-		}
+		rest, damaged, err = pages.Read(s, q, now, func(c listing.Found) { list = append(list, credentialOf(c.Record, now, c.Owned)) })
 		return err
 	})
-	if errors.Is(err, errCursor) {
-		return nil, "", errCursor
+	if errors.Is(err, fault.Invalid) {
+		return nil, listing.Rest{}, err
 	}
 	if err != nil {
-		return nil, "", fmt.Errorf("listing credentials: %w", err)
+		return nil, listing.Rest{}, fmt.Errorf("listing credentials: %w", err)
 	}
-	if err := v.guard.Record(ctx, listEvent(p, len(list), page.Damaged)); err != nil { // damage is no refusal here
-		return nil, "", err
+	if err := v.guard.Record(ctx, listEvent(p, len(list), damaged)); err != nil { // damage is no refusal here
+		return nil, listing.Rest{}, err
 	}
-	return list, next, nil
+	return list, rest, nil
 }
 
-var (
-	errCursor     = fault.New(fault.Invalid, "the cursor is not one of this list: start again without it")
-	errNotIndexed = fault.New(fault.Unavailable, "the names of an earlier release are still being indexed: try again in a minute, or list without sort")
-)
+var errNotIndexed = fault.New(fault.Unavailable, "the names of an earlier release are still being indexed: try again in a minute, or list without sort")
 
 // source returns what p may see of its tenant's credentials.
 func (o ownerRows) source(rd store.Reader, p authz.Principal, byName bool) (s listing.Source, err error) {

@@ -21,7 +21,8 @@ func TestPagesEndAlikeWhateverIsHidden(t *testing.T) {
 	}
 	shop := f.pod("cluster", "shop")
 	cursor := func(q ListQuery) bool {
-		list, next, err := f.vault.List(t.Context(), shop, q)
+		list, rest, err := f.vault.List(t.Context(), shop, q)
+		next := rest.Cursor
 		must(t, err)
 		if len(list) != q.Limit {
 			t.Errorf("%+v: %d credentials", q, len(list))

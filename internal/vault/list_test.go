@@ -33,7 +33,8 @@ func (f *fixture) sealFor(p authz.Principal, name, kind string, days int) Creden
 func (f *fixture) pages(p authz.Principal, q ListQuery) (ids []string, n int) {
 	f.t.Helper()
 	for {
-		list, next, err := f.vault.List(f.t.Context(), p, q)
+		list, rest, err := f.vault.List(f.t.Context(), p, q)
+		next := rest.Cursor
 		must(f.t, err)
 		if q.Limit > 0 && len(list) > q.Limit {
 			f.t.Fatalf("%d credentials on a page of %d", len(list), q.Limit)
@@ -130,7 +131,8 @@ func TestAPageLooksAtABoundedNumberOfCredentials(t *testing.T) {
 		"all are found": {Filter: Filter{Text: "filled"}}, "nothing is searched for": {Limit: 20},
 	} {
 		f.store.rows.Store(0)
-		list, next, err := f.vault.List(t.Context(), f.a, q)
+		list, rest, err := f.vault.List(t.Context(), f.a, q)
+		next := rest.Cursor
 		must(t, err)
 		// The log reads some rows too.
 		if n := f.store.rows.Load(); next == "" || n > int64(budget.Records)+100 || f.store.gets.Load() > int64(budget.Records)+100 {
@@ -201,15 +203,16 @@ func TestACursorBelongsToTheListItCameFrom(t *testing.T) {
 	}
 	refused := func(what string, p authz.Principal, q ListQuery) {
 		t.Helper()
-		if list, next, err := f.vault.List(t.Context(), p, q); !errors.Is(err, fault.Invalid) || list != nil || next != "" {
+		if list, rest, err := f.vault.List(t.Context(), p, q); !errors.Is(err, fault.Invalid) || list != nil || rest != (listing.Rest{}) {
 			t.Errorf("%s: %v %v", what, list, err)
 		}
 	}
 	for name, filter := range filters {
-		_, next, err := f.vault.List(t.Context(), f.a, ListQuery{Filter: filter, Limit: 1})
+		_, rest, err := f.vault.List(t.Context(), f.a, ListQuery{Filter: filter, Limit: 1})
+		next := rest.Cursor
 		must(t, err)
 		if name == "expired" || name == "text in another field" { // these lists have only one page
-			next = listing.Cursors{Rows: f.vault.records.Rows}.Encode(f.a.Tenant, filter, false, authz.NewID(idPrefix))
+			next = listing.Cursors{Rows: f.vault.records.Rows}.Encode(f.a.Tenant, filter, listing.ByID, authz.NewID(idPrefix))
 		}
 		for other, filter := range filters {
 			q := ListQuery{Filter: filter, Limit: 1, Cursor: next}
@@ -265,7 +268,8 @@ func TestListsAndSummariesShowAServiceAccountNothingOfOtherNamespaces(t *testing
 	f.vault.pageBudget = listing.Budget{Records: 1, Bytes: 1 << 20}
 	q := ListQuery{Filter: Filter{Text: "db"}, Limit: 1}
 	for {
-		_, next, err := f.vault.List(t.Context(), shop, q)
+		_, rest, err := f.vault.List(t.Context(), shop, q)
+		next := rest.Cursor
 		must(t, err)
 		if q.Cursor = next; next == "" {
 			break

@@ -30,7 +30,8 @@ func (f *fixture) index() {
 func (f *fixture) namesOf(p authz.Principal, q ListQuery) (names []string) {
 	f.t.Helper()
 	for {
-		list, next, err := f.vault.List(f.t.Context(), p, q)
+		list, rest, err := f.vault.List(f.t.Context(), p, q)
+		next := rest.Cursor
 		must(f.t, err)
 		for _, c := range list {
 			names = append(names, c.Name)

@@ -176,7 +176,8 @@ func listsTellNothing(t *testing.T, indexed bool) {
 	ask := func(q ListQuery) (a answer) {
 		t.Helper()
 		for {
-			list, next, err := f.vault.List(t.Context(), p, q)
+			list, rest, err := f.vault.List(t.Context(), p, q)
+			next := rest.Cursor
 			must(t, err)
 			var ids []string
 			for _, c := range list {

@@ -259,7 +259,8 @@ func TestListPages(t *testing.T) {
 	for _, limit := range []int{0, 1, 3, 7, 100} {
 		seen := make(map[string]bool)
 		for cursor := ""; ; {
-			list, next, err := f.vault.List(t.Context(), f.a, ListQuery{Limit: limit, Cursor: cursor})
+			list, rest, err := f.vault.List(t.Context(), f.a, ListQuery{Limit: limit, Cursor: cursor})
+			next := rest.Cursor
 			must(t, err)
 			for _, c := range list {
 				seen[c.ID] = true

@@ -1541,13 +1541,22 @@ func (e PutCredentialByNameParamsIfNoneMatch) Valid() bool {
 
 // Defines values for ListCredentialsParamsSort.
 const (
-	ListCredentialsParamsSortName ListCredentialsParamsSort = "name"
+	ListCredentialsParamsSortCreated ListCredentialsParamsSort = "created"
+	ListCredentialsParamsSortExpires ListCredentialsParamsSort = "expires"
+	ListCredentialsParamsSortName    ListCredentialsParamsSort = "name"
+	ListCredentialsParamsSortUpdated ListCredentialsParamsSort = "updated"
 )
 
 // Valid indicates whether the value is a known member of the ListCredentialsParamsSort enum.
 func (e ListCredentialsParamsSort) Valid() bool {
 	switch e {
+	case ListCredentialsParamsSortCreated:
+		return true
+	case ListCredentialsParamsSortExpires:
+		return true
 	case ListCredentialsParamsSortName:
+		return true
+	case ListCredentialsParamsSortUpdated:
 		return true
 	default:
 		return false
@@ -2114,6 +2123,12 @@ type CredentialList struct {
 	// NextCursor The `cursor` of the next page; absent on the last.
 	NextCursor *string   `json:"next_cursor,omitempty"`
 	Success    Succeeded `json:"success"`
+
+	// Total How many credentials the whole list has, when it was asked for.
+	Total *int `json:"total,omitempty"`
+
+	// TotalComplete False when the list has more than `total`.
+	TotalComplete *bool `json:"total_complete,omitempty"`
 }
 
 // CredentialType A label of the caller's own; `api_key` is a common one.
@@ -3728,8 +3743,16 @@ type ListCredentialsParams struct {
 	// Prefix What the name begins with, such as `shop/prod/`. Case counts. Both are compared in Unicode's form C.
 	Prefix *string `form:"prefix,omitempty" json:"prefix,omitempty"`
 
-	// Sort The order. For some time after an upgrade from a release without it, 503.
+	// Sort The order: `name`; `created` and `updated`, newest first; `expires`, soonest first. For some time after an upgrade
+	// from a release without `name`, that is a 503.
+	//
+	// An order of times reads all that is selected for each page, and gives whole pages. Above 20,000 credentials (2,000
+	// for a ServiceAccount), it is refused with 400: select a `prefix`.
 	Sort *ListCredentialsParamsSort `form:"sort,omitempty" json:"sort,omitempty"`
+
+	// Total With `true`, the answer says how many credentials the whole list has. Above some 20,000 (2,000 for a
+	// ServiceAccount) it counts no further, and `total_complete` is false.
+	Total *bool `form:"total,omitempty" json:"total,omitempty"`
 
 	// Status Only credentials that are so now.
 	Status *ListCredentialsParamsStatus `form:"status,omitempty" json:"status,omitempty"`

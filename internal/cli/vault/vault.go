@@ -9,6 +9,7 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 
@@ -28,15 +29,20 @@ func newListCommand() *cobra.Command {
 	var r command.Server
 	var f command.Format
 	var trash bool
+	var sort string
 	cmd := &cobra.Command{
 		Use:   "ls [PREFIX]",
 		Short: "List credentials, without their values",
-		Long: `List the credentials whose name begins with PREFIX, or all of them, by name: with
---trash those in the trash, and else the others. The API key needs the scope vault:read.`,
+		Long: `List the credentials whose name begins with PREFIX, or all of them, in the order that
+--sort says: with --trash those in the trash, and else the others. The API key needs the scope vault:read.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := f.Check(); err != nil {
 				return err
+			}
+			compare, known := sorts[sort]
+			if !known {
+				return command.UsageError("--sort must be name, created, updated or expires")
 			}
 			c, err := r.Client()
 			if err != nil {
@@ -56,7 +62,7 @@ func newListCommand() *cobra.Command {
 				return err
 			}
 			slices.SortFunc(all, func(a, b v2.Credential) int {
-				return cmp.Or(strings.Compare(a.Name, b.Name), strings.Compare(a.CredentialId, b.CredentialId))
+				return cmp.Or(compare(a, b), strings.Compare(a.Name, b.Name), strings.Compare(a.CredentialId, b.CredentialId))
 			})
 			return f.Print(cmd.OutOrStdout(), all, func(out io.Writer) { printCredentials(out, all...) })
 		},
@@ -65,7 +71,17 @@ func newListCommand() *cobra.Command {
 	cmd.ValidArgsFunction = completeNames(&r)
 	f.Register(cmd)
 	cmd.Flags().BoolVar(&trash, "trash", false, "list what is in the trash")
+	cmd.Flags().StringVar(&sort, "sort", "name", "order: name; created or updated, newest first; expires, soonest first")
+	command.Choices(cmd, "sort", slices.Sorted(maps.Keys(sorts))...)
 	return cmd
+}
+
+// sorts are the orders of a list. Credentials that are equal in one are in the order of their names.
+var sorts = map[string]func(a, b v2.Credential) int{
+	"name":    func(a, b v2.Credential) int { return 0 },
+	"created": func(a, b v2.Credential) int { return b.CreatedAt.Compare(a.CreatedAt) },
+	"updated": func(a, b v2.Credential) int { return b.SealedAt.Compare(a.SealedAt) },
+	"expires": func(a, b v2.Credential) int { return a.ExpiresAt.Compare(b.ExpiresAt) },
 }
 
 func newMoveCommand() *cobra.Command {

@@ -21,53 +21,65 @@ type Cursors struct{ mac.Rows }
 const (
 	cursorTagSize  = 16
 	cursorIDSize   = 16
+	cursorTimeSize = 8 + cursorIDSize
 	cursorPathSize = 2 + pathindex.MaxPosition // its length, and the position, filled up with zeros
 )
 
-// labels of the MAC and of the key stream, by whether the list is in the order of names.
-var labels = map[bool][2]string{
-	false: {"latticekeep/list-cursor/v1", "latticekeep/list-cursor-stream/v1"},
-	true:  {"latticekeep/path-cursor/v1", "latticekeep/path-cursor-stream/v1"},
+// kind is what differs between the cursors of orders: the labels of MAC and key stream, and how many bytes
+// a position has.
+type kind struct {
+	label, stream string
+	size          int
 }
 
-// Encode returns the cursor for the credentials after a position. byName says that it is one of the
-// index of paths, and otherwise it is an id.
-func (c Cursors) Encode(tenant authz.TenantID, f Filter, byName bool, after string) string {
-	var plain []byte
-	if byName {
-		plain = make([]byte, cursorPathSize)
-		binary.BigEndian.PutUint16(plain, uint16(len(after)))
-		copy(plain[2:], after)
-	} else {
-		id, _ := authz.IDBytes(record.IDPrefix, after)
-		plain = id[:]
+func kindOf(o Order) kind {
+	switch {
+	case o == ByName:
+		return kind{"latticekeep/path-cursor/v1", "latticekeep/path-cursor-stream/v1", cursorPathSize}
+	case o.ofTimes():
+		return kind{"latticekeep/time-cursor/v1", "latticekeep/time-cursor-stream/v1", cursorTimeSize}
 	}
-	tag := c.tag(tenant, f, byName, plain)
-	return base64.RawURLEncoding.EncodeToString(append(tag, c.xor(tag, byName, plain)...))
+	return kind{"latticekeep/list-cursor/v1", "latticekeep/list-cursor-stream/v1", cursorIDSize}
 }
+
+// Encode returns the cursor for the credentials after a position, which is an id, a position in the index
+// of paths, or one of [Order.position].
+func (c Cursors) Encode(tenant authz.TenantID, f Filter, o Order, after string) string {
+	plain := make([]byte, 0, kindOf(o).size)
+	if o == ByName {
+		plain = binary.BigEndian.AppendUint16(plain, uint16(len(after)))
+		plain = append(plain, after...)[:cursorPathSize]
+	} else {
+		at := len(after) - idLength
+		id, _ := authz.IDBytes(record.IDPrefix, after[max(at, 0):])
+		plain = append(append(plain, after[:max(at, 0)]...), id[:]...)
+	}
+	tag := c.tag(tenant, f, o, plain)
+	return base64.RawURLEncoding.EncodeToString(append(tag, c.xor(tag, o, plain)...))
+}
+
+// idLength is the length of the id of a credential.
+var idLength = len(authz.IDFromBytes(record.IDPrefix, [cursorIDSize]byte{}))
 
 // Decode is the inverse of Encode. ok reports whether the cursor belongs to this list.
-func (c Cursors) Decode(tenant authz.TenantID, f Filter, byName bool, cursor string) (after string, ok bool) {
-	size := cursorIDSize
-	if byName {
-		size = cursorPathSize
-	}
+func (c Cursors) Decode(tenant authz.TenantID, f Filter, o Order, cursor string) (after string, ok bool) {
 	b, err := base64.RawURLEncoding.DecodeString(cursor)
-	if err != nil || len(b) != cursorTagSize+size ||
+	if err != nil || len(b) != cursorTagSize+kindOf(o).size ||
 		base64.RawURLEncoding.EncodeToString(b) != cursor { // rejects another spelling of the same bytes
 		return "", false
 	}
-	plain := c.xor(b[:cursorTagSize], byName, b[cursorTagSize:])
-	if subtle.ConstantTimeCompare(b[:cursorTagSize], c.tag(tenant, f, byName, plain)) != 1 {
+	plain := c.xor(b[:cursorTagSize], o, b[cursorTagSize:])
+	if subtle.ConstantTimeCompare(b[:cursorTagSize], c.tag(tenant, f, o, plain)) != 1 {
 		return "", false
 	}
-	if !byName {
-		return authz.IDFromBytes(record.IDPrefix, [cursorIDSize]byte(plain)), true
+	if o == ByName {
+		return string(plain[2:][:min(int(binary.BigEndian.Uint16(plain)), pathindex.MaxPosition)]), true
 	}
-	return string(plain[2:][:binary.BigEndian.Uint16(plain)]), true
+	at := len(plain) - cursorIDSize
+	return string(plain[:at]) + authz.IDFromBytes(record.IDPrefix, [cursorIDSize]byte(plain[at:])), true
 }
 
-func (c Cursors) tag(tenant authz.TenantID, f Filter, byName bool, plain []byte) []byte {
+func (c Cursors) tag(tenant authz.TenantID, f Filter, o Order, plain []byte) []byte {
 	var before []byte
 	if !f.ExpiresBefore.IsZero() {
 		before = binary.BigEndian.AppendUint64(nil, uint64(f.ExpiresBefore.UnixMicro()))
@@ -76,17 +88,20 @@ func (c Cursors) tag(tenant authz.TenantID, f Filter, byName bool, plain []byte)
 	if f.Prefix != "" {
 		fields = append(fields, []byte(f.Prefix))
 	}
-	return c.KeyedHash(labels[byName][0], fields...)[:cursorTagSize]
+	if o.ofTimes() {
+		fields = append(fields, []byte("sort"), []byte(o))
+	}
+	return c.KeyedHash(kindOf(o).label, fields...)[:cursorTagSize]
 }
 
-func (c Cursors) xor(tag []byte, byName bool, in []byte) []byte {
+func (c Cursors) xor(tag []byte, o Order, in []byte) []byte {
 	out := make([]byte, 0, len(in))
 	for block := 0; len(out) < len(in); block++ {
 		fields := [][]byte{tag}
-		if byName {
+		if o != ByID {
 			fields = append(fields, binary.BigEndian.AppendUint16(nil, uint16(block)))
 		}
-		for _, k := range c.KeyedHash(labels[byName][1], fields...) {
+		for _, k := range c.KeyedHash(kindOf(o).stream, fields...) {
 			if len(out) < len(in) {
 				out = append(out, in[len(out)]^k)
 			}

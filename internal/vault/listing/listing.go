@@ -3,6 +3,7 @@
 package listing
 
 import (
+	"encoding/binary"
 	"strings"
 	"time"
 	"unicode"
@@ -45,7 +46,28 @@ type Order string
 const (
 	ByID   Order = ""
 	ByName Order = "name" // in the order of the bytes of the form in which policies compare names
+
+	// Orders of times, which read all that they select for each page.
+	ByCreated Order = "created" // newest first
+	ByUpdated Order = "updated" // newest version first
+	ByExpires Order = "expires" // what expires first, first
 )
+
+// ofTimes reports whether the order is one of times.
+func (o Order) ofTimes() bool { return o == ByCreated || o == ByUpdated || o == ByExpires }
+
+// position returns the place of a credential in an order of times: eight bytes that sort like the time, and
+// the id.
+func (o Order) position(r *record.Record) string {
+	key := r.ExpiresAt.UnixMicro()
+	switch o {
+	case ByCreated:
+		key = ^r.CreatedAt.UnixMicro()
+	case ByUpdated:
+		key = ^r.SealedAt.UnixMicro()
+	}
+	return string(binary.BigEndian.AppendUint64(nil, uint64(key)^1<<63)) + r.ID
+}
 
 // Query selects a page of a list. The zero value selects the whole list.
 type Query struct {
@@ -53,6 +75,14 @@ type Query struct {
 	Order  Order
 	Limit  int
 	Cursor string // returned by the previous page, which had the same filter and order
+	Count  bool   // also count all that the list has
+}
+
+// Rest says what a page leaves out.
+type Rest struct {
+	Cursor string // the next page begins there; empty: there is none
+	Total  int    // number of credentials in the whole list, if the query asks for it
+	Whole  bool   // Total is exact; otherwise there are at least so many
 }
 
 // bounded reports whether a page may end before the list does.

@@ -2,10 +2,12 @@ package listing
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/pathindex"
@@ -57,6 +59,116 @@ type Source struct {
 func (q Query) UsesPaths(p authz.Principal) bool {
 	return q.Order == ByName || q.Prefix != "" || p.Access.IsLimited()
 }
+
+// order returns the order in which a source answers a query.
+func (s Source) order(q Query) Order {
+	switch {
+	case q.Order.ofTimes():
+		return q.Order
+	case s.ByName:
+		return ByName
+	}
+	return ByID
+}
+
+// Pages reads pages of lists. One bounds a page, and All what reads all that a list selects: an order of
+// times, and a total.
+type Pages struct {
+	Cursors
+	One, All Budget
+}
+
+var (
+	errCursor = fault.New(fault.Invalid, "the cursor is not one of this list: start again without it")
+	errSort   = fault.New(fault.Invalid, "sort: too many credentials for an order of times: give a prefix, or sort by name")
+)
+
+// Read reads the page of a query. each gets its credentials, in order. Errors: fault.Invalid for the
+// cursor of another list, and for too many credentials in an order of times.
+func (p Pages) Read(s Source, q Query, now time.Time, each func(Found)) (rest Rest, damaged int, err error) {
+	order, after := s.order(q), ""
+	if q.Cursor != "" {
+		var ok bool
+		if after, ok = p.Decode(s.Principal.Tenant, q.Filter, order, q.Cursor); !ok {
+			return Rest{}, 0, errCursor
+		}
+	}
+	page := &Page{Budget: p.One}
+	var all []Found
+	if order.ofTimes() || q.Count {
+		every := &Page{Budget: p.All}
+		if all, rest.Whole, err = every.all(s, q, now); err != nil {
+			return Rest{}, 0, err
+		}
+		damaged = every.Damaged
+		if rest.Total = len(all); !q.Count {
+			rest.Total, rest.Whole = 0, true
+		}
+		if order.ofTimes() && every.More {
+			return Rest{}, 0, errSort
+		}
+	}
+	if order.ofTimes() {
+		page.cut(order, all, q.Limit, after, each)
+	} else {
+		if err := page.Read(s, q, after, now, each); err != nil {
+			return Rest{}, 0, err
+		}
+		damaged = page.Damaged
+	}
+	if page.More {
+		rest.Cursor = p.Encode(s.Principal.Tenant, q.Filter, order, page.Last)
+	}
+	return rest, damaged, nil
+}
+
+// all returns all credentials that match. More says that the budget was spent before the end.
+func (f *Page) all(s Source, q Query, now time.Time) (all []Found, whole bool, err error) {
+	matches := q.Matcher(now)
+	var bad error
+	err = s.Visit(s.prefix(q), "", func(_ string, key, value []byte) bool {
+		if f.More = key == nil || f.Budget.Spent(); f.More {
+			return false
+		}
+		f.Budget.Spend(value)
+		var one Found
+		if one, bad = f.look(s, key, value, matches); one.Record != nil {
+			all = append(all, one)
+		}
+		return bad == nil
+	})
+	return all, !f.More, errors.Join(err, bad)
+}
+
+// cut makes the page of the credentials after a position in an order of times.
+func (f *Page) cut(order Order, all []Found, limit int, after string, each func(Found)) {
+	slices.SortFunc(all, func(a, b Found) int { return strings.Compare(order.position(a.Record), order.position(b.Record)) })
+	found := 0
+	for _, one := range all {
+		at := order.position(one.Record)
+		if at <= after {
+			continue
+		}
+		if f.More = limit > 0 && found == limit; f.More {
+			return
+		}
+		f.Last = at
+		found++
+		each(one)
+	}
+}
+
+// prefix returns what the names begin with among which a query looks. To a ServiceAccount, from whom
+// credentials are hidden, where it ends must tell nothing, so there it is one of the filters.
+func (s Source) prefix(q Query) string {
+	if s.hides() {
+		return ""
+	}
+	return q.Prefix
+}
+
+// hides reports whether some credentials are hidden from the caller, whatever its policies say.
+func (s Source) hides() bool { return s.Principal.Kind == authz.ServiceAccount }
 
 // Visit calls do with the row of each credential that the caller may see, in order, until do returns
 // false. position is what a cursor continues after. A damaged record has no name, so somebody with
@@ -129,13 +241,9 @@ type Found struct {
 // that match, in order.
 func (f *Page) Read(s Source, q Query, after string, now time.Time, each func(Found)) error {
 	matches := q.Matcher(now)
-	found, prefix := 0, q.Prefix
-	hides := s.Principal.Kind == authz.ServiceAccount // some credentials, of which the end of a page must tell nothing
-	if hides {
-		prefix = "" // one of the filters
-	}
+	found := 0
 	var bad error
-	err := s.Visit(prefix, after, func(position string, key, value []byte) bool {
+	err := s.Visit(s.prefix(q), after, func(position string, key, value []byte) bool {
 		if key == nil { // where the looks at other paths ended
 			f.Last, f.More = position, true
 			return false
@@ -152,7 +260,7 @@ func (f *Page) Read(s Source, q Query, after string, now time.Time, each func(Fo
 		if one, bad = f.look(s, key, value, matches); one.Record != nil {
 			found++
 			each(one)
-			f.More = hides && found == q.Limit
+			f.More = s.hides() && found == q.Limit // whether others follow would tell of hidden ones
 		}
 		return bad == nil && !f.More
 	})
@@ -168,7 +276,7 @@ func (f *Page) look(s Source, key, value []byte, matches func(*record.Record) bo
 	}
 	// A ServiceAccount must not learn, from where a page ends or how long it takes, whether a
 	// credential that is hidden from it matches. So its filter runs only after the owner is read.
-	if s.Principal.Kind != authz.ServiceAccount && !matches(r) {
+	if !s.hides() && !matches(r) {
 		return Found{}, nil
 	}
 	f.Budget.Records -= OwnerCost

@@ -96,13 +96,17 @@ func (a *API) SealCredential(c *gin.Context, params api.SealCredentialParams) {
 // ListCredentials returns metadata only.
 func (a *API) ListCredentials(c *gin.Context, params api.ListCredentialsParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		found, next, err := a.vault.List(ctx, call.Principal(), vault.ListQuery{
-			Filter: filter(params), Order: listing.Order(gate.Value(params.Sort)), Limit: gate.Value(params.Limit), Cursor: gate.Value(params.Cursor),
+		found, rest, err := a.vault.List(ctx, call.Principal(), vault.ListQuery{
+			Filter: filter(params), Order: listing.Order(gate.Value(params.Sort)), Limit: gate.Value(params.Limit), Cursor: gate.Value(params.Cursor), Count: gate.Value(params.Total),
 		})
 		if err != nil {
 			return nil, gate.InvalidParameter(err)
 		}
-		return api.CredentialList{Success: true, Credentials: credentials(found), NextCursor: gate.NonZero(next)}, nil
+		answer := api.CredentialList{Success: true, Credentials: credentials(found), NextCursor: gate.NonZero(rest.Cursor)}
+		if gate.Value(params.Total) {
+			answer.Total, answer.TotalComplete = &rest.Total, &rest.Whole
+		}
+		return answer, nil
 	})
 }
 
