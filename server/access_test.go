@@ -80,23 +80,30 @@ var access = map[string]string{
 	"v2 endSession":           "user!",
 	"v2 getAccount":           "any!",
 
-	"v2 listMembers":      "account:admin!",
-	"v2 inviteMember":     "account:admin",
-	"v2 changeMember":     "account:admin",
-	"v2 removeMember":     "account:admin!",
-	"v2 revokeInvitation": "account:admin!",
-	"v2 listPolicies":     "account:admin!",
-	"v2 createPolicy":     "account:admin",
-	"v2 getPolicy":        "account:admin!",
-	"v2 changePolicy":     "account:admin",
-	"v2 deletePolicy":     "account:admin!",
-	"v2 bindPolicies":     "account:admin",
-	"v2 unbindPolicies":   "account:admin",
-	"v2 checkAccess":      "any!",
-	"v2 createAPIKey":     "account:admin",
-	"v2 listAPIKeys":      "account:admin!",
-	"v2 revokeAPIKey":     "account:admin!",
-	"v2 approveAPIKey":    "user+account:admin",
+	"v2 listMembers":       "account:admin!",
+	"v2 inviteMember":      "account:admin",
+	"v2 changeMember":      "account:admin",
+	"v2 removeMember":      "account:admin!",
+	"v2 revokeInvitation":  "account:admin!",
+	"v2 listPolicies":      "account:admin!",
+	"v2 createPolicy":      "account:admin",
+	"v2 getPolicy":         "account:admin!",
+	"v2 changePolicy":      "account:admin",
+	"v2 deletePolicy":      "account:admin!",
+	"v2 bindPolicies":      "account:admin",
+	"v2 unbindPolicies":    "account:admin",
+	"v2 listGroups":        "account:admin!",
+	"v2 createGroup":       "account:admin",
+	"v2 getGroup":          "account:admin!",
+	"v2 renameGroup":       "account:admin",
+	"v2 deleteGroup":       "account:admin!",
+	"v2 addGroupMember":    "account:admin",
+	"v2 removeGroupMember": "account:admin",
+	"v2 checkAccess":       "any!",
+	"v2 createAPIKey":      "account:admin",
+	"v2 listAPIKeys":       "account:admin!",
+	"v2 revokeAPIKey":      "account:admin!",
+	"v2 approveAPIKey":     "user+account:admin",
 
 	"v2 listTenants":        "system:admin",
 	"v2 createTenant":       "system:admin",
@@ -180,6 +187,11 @@ func (o operation) at(value string) string {
 		return o.path
 	}
 	_, after, _ = strings.Cut(after, "}")
+	if second, _, ok := strings.Cut(after, "{"); ok { // a member of a group, whole or both by one id
+		if after = ""; !strings.Contains(value, "/") {
+			after = second + value
+		}
+	}
 	return before + value + after
 }
 

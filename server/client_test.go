@@ -432,6 +432,22 @@ func (o *tour) membersThrough(t *testing.T) {
 	if judged.Allowed || *judged.Reason != "outside_policy" && *judged.Reason != "missing_scope" {
 		t.Errorf("%+v", judged)
 	}
+	group := answered(owner.V2.CreateGroup(ctx, v2.GroupRequest{Name: "developers"}))(t).Group
+	answered(owner.V2.BindPolicies(ctx, group.GroupId, v2.BindingRequest{Policies: []string{made.PolicyId}}))(t)
+	answered(owner.V2.RenameGroup(ctx, group.GroupId, v2.GroupRequest{Name: "shop developers"}))(t)
+	answered(owner.V2.AddGroupMember(ctx, group.GroupId, joined.User.UserId))(t)
+	if g := answered(owner.V2.GetGroup(ctx, group.GroupId))(t).Group; g.Name != "shop developers" || !slices.Equal(g.Members, []string{joined.User.UserId}) || !slices.Equal(g.Policies, []string{made.PolicyId}) {
+		t.Errorf("%+v", g)
+	}
+	judged = answered(owner.V2.CheckAccess(ctx, v2.AccessCheckRequest{Path: "shop/a", Verb: "list", Subject: &joined.User.UserId}))(t)
+	if judged.Groups != nil && !slices.Equal(*judged.Groups, []string{group.GroupId}) {
+		t.Errorf("%+v", judged)
+	}
+	answered(owner.V2.RemoveGroupMember(ctx, group.GroupId, joined.User.UserId))(t)
+	if all := answered(owner.V2.ListGroups(ctx))(t); len(all.Groups) != 1 || len(all.Groups[0].Members) != 0 {
+		t.Errorf("%+v", all)
+	}
+	succeeds(t, owner.V2.DeleteGroup(ctx, group.GroupId))
 	succeeds(t, owner.V2.UnbindPolicies(ctx, joined.User.UserId))
 	succeeds(t, owner.V2.DeletePolicy(ctx, made.PolicyId))
 	succeeds(t, owner.V2.RemoveMember(ctx, joined.User.UserId))

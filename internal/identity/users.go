@@ -261,11 +261,12 @@ func (s *users) removeLapsed(tx store.Tx, m member) error {
 	return errors.Join(err, s.deleteUser(tx, m.account, m.row))
 }
 
-// deleteUser removes a user with its sessions, tickets, address, password and policies.
+// deleteUser removes a user with its sessions, tickets, address, password, policies and memberships.
 func (s *users) deleteUser(tx store.Tx, a account, row userRow) error {
 	_, err := s.sessions.endSessions(tx, a.User, "")
 	return errors.Join(err, s.tickets.DropUser(tx, a.User), tx.Delete(emailKey(s.emailHash(row.Email))),
-		tx.Delete(passwordKey(a.User, row.Password)), tx.Delete(userKey(a)), s.policies.Forget(tx, a.Tenant, a.User))
+		tx.Delete(passwordKey(a.User, row.Password)), tx.Delete(userKey(a)), s.policies.Forget(tx, a.Tenant, a.User),
+		s.policies.LeaveAll(tx, a.Tenant, a.User))
 }
 
 // Register makes a tenant on trial and its first owner, and mails the owner a token that verifies

@@ -52,6 +52,7 @@ func New(s store.Store, g *guard.Guard, i *identity.Service, t *transit.Transit)
 		{audit.KeyResource, t.Name},
 		{audit.APIKeyResource, i.APIKeyName},
 		{audit.UserResource, i.UserName},
+		{audit.GroupResource, i.Access.GroupName},
 	}}
 }
 

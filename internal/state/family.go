@@ -131,8 +131,16 @@ var Families = []Family{
 		Risk: "a policy allows what it allowed earlier"},
 	// A tenant's bindings are counted, and searched for those of a policy.
 	{Prefix: "access/binding/", Deciding: true, Number: 35, MAC: true, Group: 3,
-		Says: "which policies limit a user, an API key or a ServiceAccount",
+		Says: "which policies limit a user, an API key or a ServiceAccount, or what a group adds for its members",
 		Risk: "it has its earlier policies, or none and reaches all paths"},
+	// A tenant's groups are counted, and their names compared.
+	{Prefix: "access/group/", Deciding: true, Number: 41, MAC: true, Group: 3,
+		Says: "a group of a tenant",
+		Risk: "a deleted group is back, without members or policies"},
+	// A group's members are counted, and all of them leave it when it is deleted.
+	{Prefix: "access/member/", Deciding: true, Number: 42, MAC: true, Group: 3,
+		Says: "which groups a user or a ServiceAccount is a member of",
+		Risk: "it has policies of a group that it was removed from"},
 	// The newest version is the current one.
 	{Prefix: "credential/", Deciding: true, Number: 23, Group: 3,
 		Says: "the current version of a credential",

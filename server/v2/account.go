@@ -181,6 +181,9 @@ func (a *accountAPI) RevokeAPIKey(c *gin.Context, id string) {
 	})
 }
 
+// accessAPI implements the endpoints of policies, bindings and groups.
+type accessAPI struct{ identity *identity.Service }
+
 func policy(p identity.Policy) api.Policy {
 	shown := api.Policy{PolicyId: p.ID, Name: p.Name, Rules: make([]api.PolicyRule, len(p.Rules)), CreatedAt: p.CreatedAt.UTC(), ChangedAt: p.ChangedAt.UTC()}
 	for i, r := range p.Rules {
@@ -215,7 +218,7 @@ func binding(b identity.Binding) api.Binding {
 }
 
 // ListPolicies returns the policies of the tenant, and who has which.
-func (a *accountAPI) ListPolicies(c *gin.Context) {
+func (a *accessAPI) ListPolicies(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		policies, bindings, err := a.identity.Access.Policies(ctx, call.Principal())
 		if err != nil {
@@ -233,7 +236,7 @@ func (a *accountAPI) ListPolicies(c *gin.Context) {
 }
 
 // CreatePolicy makes a policy.
-func (a *accountAPI) CreatePolicy(c *gin.Context) {
+func (a *accessAPI) CreatePolicy(c *gin.Context) {
 	gate.Answer(c, http.StatusCreated, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.PolicyRequest
 		if err := call.Decode(&body); err != nil {
@@ -244,14 +247,14 @@ func (a *accountAPI) CreatePolicy(c *gin.Context) {
 }
 
 // GetPolicy returns one policy.
-func (a *accountAPI) GetPolicy(c *gin.Context, id string) {
+func (a *accessAPI) GetPolicy(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		return policyAnswer(a.identity.Access.Policy(ctx, call.Principal(), id))
 	})
 }
 
 // ChangePolicy gives a policy another name and other rules.
-func (a *accountAPI) ChangePolicy(c *gin.Context, id string) {
+func (a *accessAPI) ChangePolicy(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.PolicyRequest
 		if err := call.Decode(&body); err != nil {
@@ -262,7 +265,7 @@ func (a *accountAPI) ChangePolicy(c *gin.Context, id string) {
 }
 
 // DeletePolicy deletes a policy that nobody has.
-func (a *accountAPI) DeletePolicy(c *gin.Context, id string) {
+func (a *accessAPI) DeletePolicy(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		if err := a.identity.Access.DeletePolicy(ctx, call.Principal(), id); err != nil {
 			return nil, err
@@ -272,7 +275,7 @@ func (a *accountAPI) DeletePolicy(c *gin.Context, id string) {
 }
 
 // BindPolicies gives a subject policies in place of those that it has.
-func (a *accountAPI) BindPolicies(c *gin.Context, subject string) {
+func (a *accessAPI) BindPolicies(c *gin.Context, subject string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.BindingRequest
 		if err := call.Decode(&body); err != nil {
@@ -287,7 +290,7 @@ func (a *accountAPI) BindPolicies(c *gin.Context, subject string) {
 }
 
 // UnbindPolicies takes a subject's policies away.
-func (a *accountAPI) UnbindPolicies(c *gin.Context, subject string) {
+func (a *accessAPI) UnbindPolicies(c *gin.Context, subject string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		if err := a.identity.Access.Unbind(ctx, call.Principal(), subject); err != nil {
 			return nil, err
@@ -296,8 +299,94 @@ func (a *accountAPI) UnbindPolicies(c *gin.Context, subject string) {
 	})
 }
 
+func group(g identity.Group) api.Group {
+	shown := api.Group{GroupId: g.ID, Name: g.Name, Members: g.Members, Policies: g.Policies, CreatedAt: g.CreatedAt.UTC(), ChangedAt: g.ChangedAt.UTC()}
+	if shown.Members == nil {
+		shown.Members = []string{}
+	}
+	if shown.Policies == nil {
+		shown.Policies = []string{}
+	}
+	return shown
+}
+
+func groupAnswer(g identity.Group, err error) (any, error) {
+	if err != nil {
+		return nil, err
+	}
+	return api.GroupAnswer{Success: true, Group: group(g)}, nil
+}
+
+// ListGroups returns the groups of the tenant, with their members and policies.
+func (a *accessAPI) ListGroups(c *gin.Context) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		all, err := a.identity.Access.Groups(ctx, call.Principal())
+		if err != nil {
+			return nil, err
+		}
+		answer := api.GroupList{Success: true, Groups: make([]api.Group, len(all))}
+		for i, g := range all {
+			answer.Groups[i] = group(g)
+		}
+		return answer, nil
+	})
+}
+
+// CreateGroup makes a group without members.
+func (a *accessAPI) CreateGroup(c *gin.Context) {
+	gate.Answer(c, http.StatusCreated, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body api.GroupRequest
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		return groupAnswer(a.identity.Access.CreateGroup(ctx, call.Principal(), body.Name))
+	})
+}
+
+// GetGroup returns one group.
+func (a *accessAPI) GetGroup(c *gin.Context, id string) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		return groupAnswer(a.identity.Access.Group(ctx, call.Principal(), id))
+	})
+}
+
+// RenameGroup gives a group another name.
+func (a *accessAPI) RenameGroup(c *gin.Context, id string) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body api.GroupRequest
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		return groupAnswer(a.identity.Access.RenameGroup(ctx, call.Principal(), id, body.Name))
+	})
+}
+
+// DeleteGroup deletes a group with its binding.
+func (a *accessAPI) DeleteGroup(c *gin.Context, id string) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		if err := a.identity.Access.DeleteGroup(ctx, call.Principal(), id); err != nil {
+			return nil, err
+		}
+		return api.DeletedGroup{Success: true, GroupId: id}, nil
+	})
+}
+
+// AddGroupMember makes a user or a ServiceAccount a member of a group.
+func (a *accessAPI) AddGroupMember(c *gin.Context, id, subject string) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		return groupAnswer(a.identity.Access.AddMember(ctx, call.Principal(), id, subject))
+	})
+}
+
+// RemoveGroupMember ends a membership.
+func (a *accessAPI) RemoveGroupMember(c *gin.Context, id, subject string) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		return groupAnswer(a.identity.Access.RemoveMember(ctx, call.Principal(), id, subject))
+	})
+}
+
 // CheckAccess judges whether a path may be reached.
-func (a *accountAPI) CheckAccess(c *gin.Context) {
+func (a *accessAPI) CheckAccess(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.AccessCheckRequest
 		if err := call.Decode(&body); err != nil {
@@ -309,6 +398,10 @@ func (a *accountAPI) CheckAccess(c *gin.Context) {
 		if err != nil {
 			return nil, err
 		}
-		return api.AccessJudgement{Success: true, Allowed: j.Allowed, Reason: gate.NonZero(api.AccessJudgementReason(j.Reason))}, nil
+		answer := api.AccessJudgement{Success: true, Allowed: j.Allowed, Reason: gate.NonZero(api.AccessJudgementReason(j.Reason))}
+		if len(j.Groups) > 0 {
+			answer.Groups = &j.Groups
+		}
+		return answer, nil
 	})
 }

@@ -17,7 +17,7 @@ type ServerInterface interface {
 	// UnbindPolicies Take policies away, and with them every limit
 	// (DELETE /api/v2/access/bindings/{subject})
 	UnbindPolicies(c *gin.Context, subject string)
-	// BindPolicies Bind policies to a user, an API key or a ServiceAccount
+	// BindPolicies Bind policies to a user, an API key, a ServiceAccount or a group
 	// (PUT /api/v2/access/bindings/{subject})
 	BindPolicies(c *gin.Context, subject string)
 	// CheckAccess Judge whether a path may be reached
@@ -173,6 +173,27 @@ type ServerInterface interface {
 	// VerifyBatch Verify the signatures of several items
 	// (POST /api/v2/encryption/verify/batch)
 	VerifyBatch(c *gin.Context)
+	// ListGroups List groups
+	// (GET /api/v2/groups)
+	ListGroups(c *gin.Context)
+	// CreateGroup Create a group
+	// (POST /api/v2/groups)
+	CreateGroup(c *gin.Context)
+	// DeleteGroup Delete a group
+	// (DELETE /api/v2/groups/{group_id})
+	DeleteGroup(c *gin.Context, groupId string)
+	// GetGroup Read a group
+	// (GET /api/v2/groups/{group_id})
+	GetGroup(c *gin.Context, groupId string)
+	// RenameGroup Rename a group
+	// (PATCH /api/v2/groups/{group_id})
+	RenameGroup(c *gin.Context, groupId string)
+	// RemoveGroupMember Remove a member from a group
+	// (DELETE /api/v2/groups/{group_id}/members/{subject})
+	RemoveGroupMember(c *gin.Context, groupId string, subject string)
+	// AddGroupMember Add a member to a group
+	// (PUT /api/v2/groups/{group_id}/members/{subject})
+	AddGroupMember(c *gin.Context, groupId string, subject string)
 	// ListKeys List keys
 	// (GET /api/v2/keys)
 	ListKeys(c *gin.Context, params ListKeysParams)
@@ -1472,6 +1493,175 @@ func (siw *ServerInterfaceWrapper) VerifyBatch(c *gin.Context) {
 	}
 
 	siw.Handler.VerifyBatch(c)
+}
+
+// ListGroups operation middleware
+func (siw *ServerInterfaceWrapper) ListGroups(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ListGroups(c)
+}
+
+// CreateGroup operation middleware
+func (siw *ServerInterfaceWrapper) CreateGroup(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.CreateGroup(c)
+}
+
+// DeleteGroup operation middleware
+func (siw *ServerInterfaceWrapper) DeleteGroup(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "group_id" -------------
+	var groupId string
+
+	err = runtime.BindStyledParameterWithOptions("simple", "group_id", c.Param("group_id"), &groupId, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter group_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.DeleteGroup(c, groupId)
+}
+
+// GetGroup operation middleware
+func (siw *ServerInterfaceWrapper) GetGroup(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "group_id" -------------
+	var groupId string
+
+	err = runtime.BindStyledParameterWithOptions("simple", "group_id", c.Param("group_id"), &groupId, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter group_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.GetGroup(c, groupId)
+}
+
+// RenameGroup operation middleware
+func (siw *ServerInterfaceWrapper) RenameGroup(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "group_id" -------------
+	var groupId string
+
+	err = runtime.BindStyledParameterWithOptions("simple", "group_id", c.Param("group_id"), &groupId, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter group_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.RenameGroup(c, groupId)
+}
+
+// RemoveGroupMember operation middleware
+func (siw *ServerInterfaceWrapper) RemoveGroupMember(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "group_id" -------------
+	var groupId string
+
+	err = runtime.BindStyledParameterWithOptions("simple", "group_id", c.Param("group_id"), &groupId, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter group_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "subject" -------------
+	var subject string
+
+	err = runtime.BindStyledParameterWithOptions("simple", "subject", c.Param("subject"), &subject, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter subject: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.RemoveGroupMember(c, groupId, subject)
+}
+
+// AddGroupMember operation middleware
+func (siw *ServerInterfaceWrapper) AddGroupMember(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "group_id" -------------
+	var groupId string
+
+	err = runtime.BindStyledParameterWithOptions("simple", "group_id", c.Param("group_id"), &groupId, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter group_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "subject" -------------
+	var subject string
+
+	err = runtime.BindStyledParameterWithOptions("simple", "subject", c.Param("subject"), &subject, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter subject: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.AddGroupMember(c, groupId, subject)
 }
 
 // ListKeys operation middleware
@@ -2869,6 +3059,13 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.PUT(options.BaseURL+"/api/v2/access/policies/:policy_id", wrapper.ChangePolicy)
 	router.DELETE(options.BaseURL+"/api/v2/access/bindings/:subject", wrapper.UnbindPolicies)
 	router.PUT(options.BaseURL+"/api/v2/access/bindings/:subject", wrapper.BindPolicies)
+	router.GET(options.BaseURL+"/api/v2/groups", wrapper.ListGroups)
+	router.POST(options.BaseURL+"/api/v2/groups", wrapper.CreateGroup)
+	router.DELETE(options.BaseURL+"/api/v2/groups/:group_id", wrapper.DeleteGroup)
+	router.GET(options.BaseURL+"/api/v2/groups/:group_id", wrapper.GetGroup)
+	router.PATCH(options.BaseURL+"/api/v2/groups/:group_id", wrapper.RenameGroup)
+	router.DELETE(options.BaseURL+"/api/v2/groups/:group_id/members/:subject", wrapper.RemoveGroupMember)
+	router.PUT(options.BaseURL+"/api/v2/groups/:group_id/members/:subject", wrapper.AddGroupMember)
 	router.POST(options.BaseURL+"/api/v2/access/check", wrapper.CheckAccess)
 	router.GET(options.BaseURL+"/api/v2/api-keys", wrapper.ListAPIKeys)
 	router.POST(options.BaseURL+"/api/v2/api-keys", wrapper.CreateAPIKey)

@@ -59,6 +59,7 @@ type endpoints struct {
 	*credentials.API
 	*cryptoAPI
 	*accountAPI
+	*accessAPI
 	*auditAPI
 	*backupAPI
 	*complianceAPI
@@ -74,6 +75,7 @@ func newEndpoints(c Config) *endpoints {
 		credentials.New(c.Vault),
 		&cryptoAPI{c.Transit},
 		&accountAPI{identity: c.Identity, now: c.Now, secureCookies: c.SecureCookies},
+		&accessAPI{c.Identity},
 		&auditAPI{audit: c.Audit, reader: c.Reader, names: c.Names, guard: c.Guard, tails: newTails(), now: c.Now},
 		&backupAPI{Backups: c.Backups, audit: c.Audit, guard: c.Guard, keys: c.Keys, program: c.Program, now: c.Now},
 		&complianceAPI{compliance: c.Compliance, reports: c.Reports, guard: c.Guard, computing: fair.NewSemaphore[authz.TenantID](0, 1)},
@@ -150,6 +152,14 @@ func Operations() map[string]gate.Operation {
 		"bindPolicies":   {Action: authz.BindPolicy},
 		"unbindPolicies": {Action: authz.UnbindPolicy},
 		"checkAccess":    {Action: authz.CheckAccess},
+
+		"listGroups":        {Action: authz.ListGroups},
+		"createGroup":       {Action: authz.CreateGroup},
+		"getGroup":          {Action: authz.ListGroups},
+		"renameGroup":       {Action: authz.ChangeGroup},
+		"deleteGroup":       {Action: authz.DeleteGroup},
+		"addGroupMember":    {Action: authz.ChangeGroup},
+		"removeGroupMember": {Action: authz.ChangeGroup},
 
 		"createAPIKey":  {Action: authz.CreateAPIKey},
 		"listAPIKeys":   {Action: authz.ListAPIKeys},

@@ -124,6 +124,10 @@ const (
 	EventTypeDATAVERIFIED           EventType = "DATA_VERIFIED"
 	EventTypeDENIALSACKNOWLEDGED    EventType = "DENIALS_ACKNOWLEDGED"
 	EventTypeEMAILVERIFIED          EventType = "EMAIL_VERIFIED"
+	EventTypeGROUPCHANGED           EventType = "GROUP_CHANGED"
+	EventTypeGROUPCREATED           EventType = "GROUP_CREATED"
+	EventTypeGROUPDELETED           EventType = "GROUP_DELETED"
+	EventTypeGROUPLISTED            EventType = "GROUP_LISTED"
 	EventTypeHISTORYRULECHANGED     EventType = "HISTORY_RULE_CHANGED"
 	EventTypeHISTORYRULELISTED      EventType = "HISTORY_RULE_LISTED"
 	EventTypeINVENTORYREAD          EventType = "INVENTORY_READ"
@@ -251,6 +255,14 @@ func (e EventType) Valid() bool {
 	case EventTypeDENIALSACKNOWLEDGED:
 		return true
 	case EventTypeEMAILVERIFIED:
+		return true
+	case EventTypeGROUPCHANGED:
+		return true
+	case EventTypeGROUPCREATED:
+		return true
+	case EventTypeGROUPDELETED:
+		return true
+	case EventTypeGROUPLISTED:
 		return true
 	case EventTypeHISTORYRULECHANGED:
 		return true

@@ -502,6 +502,10 @@ const (
 	EventTypeDATAVERIFIED           EventType = "DATA_VERIFIED"
 	EventTypeDENIALSACKNOWLEDGED    EventType = "DENIALS_ACKNOWLEDGED"
 	EventTypeEMAILVERIFIED          EventType = "EMAIL_VERIFIED"
+	EventTypeGROUPCHANGED           EventType = "GROUP_CHANGED"
+	EventTypeGROUPCREATED           EventType = "GROUP_CREATED"
+	EventTypeGROUPDELETED           EventType = "GROUP_DELETED"
+	EventTypeGROUPLISTED            EventType = "GROUP_LISTED"
 	EventTypeHISTORYRULECHANGED     EventType = "HISTORY_RULE_CHANGED"
 	EventTypeHISTORYRULELISTED      EventType = "HISTORY_RULE_LISTED"
 	EventTypeINVENTORYREAD          EventType = "INVENTORY_READ"
@@ -629,6 +633,14 @@ func (e EventType) Valid() bool {
 	case EventTypeDENIALSACKNOWLEDGED:
 		return true
 	case EventTypeEMAILVERIFIED:
+		return true
+	case EventTypeGROUPCHANGED:
+		return true
+	case EventTypeGROUPCREATED:
+		return true
+	case EventTypeGROUPDELETED:
+		return true
+	case EventTypeGROUPLISTED:
 		return true
 	case EventTypeHISTORYRULECHANGED:
 		return true
@@ -1640,6 +1652,9 @@ type AccessCheckRequest struct {
 type AccessJudgement struct {
 	Allowed bool `json:"allowed"`
 
+	// Groups Ids of the groups of `subject` whose policies allow it. Absent if its own binding alone does, or nothing limits it.
+	Groups *[]string `json:"groups,omitempty"`
+
 	// Reason Why not, for callers with `account:admin`.
 	Reason  *AccessJudgementReason `json:"reason,omitempty"`
 	Success Succeeded              `json:"success"`
@@ -2243,6 +2258,12 @@ type DeletedCredential struct {
 	Success      Succeeded    `json:"success"`
 }
 
+// DeletedGroup defines model for DeletedGroup.
+type DeletedGroup struct {
+	GroupId string    `json:"group_id"`
+	Success Succeeded `json:"success"`
+}
+
 // DeletedPolicy defines model for DeletedPolicy.
 type DeletedPolicy struct {
 	PolicyId string    `json:"policy_id"`
@@ -2496,6 +2517,38 @@ type EventType string
 
 // Framework defines model for Framework.
 type Framework string
+
+// Group defines model for Group.
+type Group struct {
+	// ChangedAt When it got its name.
+	ChangedAt time.Time `json:"changed_at"`
+	CreatedAt time.Time `json:"created_at"`
+	GroupId   string    `json:"group_id"`
+
+	// Members Ids of users, and ServiceAccounts as `system:serviceaccount:<namespace>:<name>`.
+	Members []string `json:"members"`
+	Name    string   `json:"name"`
+
+	// Policies Ids of the policies that are bound to the group.
+	Policies []string `json:"policies"`
+}
+
+// GroupAnswer defines model for GroupAnswer.
+type GroupAnswer struct {
+	Group   Group     `json:"group"`
+	Success Succeeded `json:"success"`
+}
+
+// GroupList defines model for GroupList.
+type GroupList struct {
+	Groups  []Group   `json:"groups"`
+	Success Succeeded `json:"success"`
+}
+
+// GroupRequest defines model for GroupRequest.
+type GroupRequest struct {
+	Name string `json:"name"`
+}
 
 // Hash Lower-case hex; all zeros before a first entry.
 type Hash = string
@@ -3918,6 +3971,12 @@ type VerifyDataJSONRequestBody = VerifyRequest
 
 // VerifyBatchJSONRequestBody defines body for VerifyBatch for application/json ContentType.
 type VerifyBatchJSONRequestBody = VerifyBatchRequest
+
+// CreateGroupJSONRequestBody defines body for CreateGroup for application/json ContentType.
+type CreateGroupJSONRequestBody = GroupRequest
+
+// RenameGroupJSONRequestBody defines body for RenameGroup for application/json ContentType.
+type RenameGroupJSONRequestBody = GroupRequest
 
 // CreateKeyJSONRequestBody defines body for CreateKey for application/json ContentType.
 type CreateKeyJSONRequestBody = CreateKeyRequest

@@ -536,7 +536,7 @@ func (r *rollback) keyBindings(ctx context.Context) ([]Removal, error) {
 	return r.bindings(ctx, func(subject string) bool { return strings.HasPrefix(subject, "key_") })
 }
 
-// otherBindings finds the users and ServiceAccounts that had fewer policies later, as bindings does. They
+// otherBindings finds the users, ServiceAccounts and groups that had fewer policies later, as bindings does. They
 // come after the members, whose roles must be those of later.
 func (r *rollback) otherBindings(ctx context.Context) ([]Removal, error) {
 	return r.bindings(ctx, func(subject string) bool { return !strings.HasPrefix(subject, "key_") })
@@ -570,6 +570,59 @@ func (r *rollback) bindings(ctx context.Context, of func(subject string) bool) (
 	return all, err
 }
 
+// groups finds the memberships that ended later, the groups that were deleted, and those whose binding was
+// taken away, so that they add nothing any more.
+func (r *rollback) groups(ctx context.Context) (all []Removal, err error) {
+	_, gone, err1 := r.users(ctx)
+	deleted, err2 := r.pairs(ctx, "access/group/", 2)
+	members, err3 := r.pairs(ctx, "access/member/", 2)
+	bindings, err4 := r.pairs(ctx, "access/binding/", 2)
+	if err := errors.Join(err1, err2, err3, err4); err != nil {
+		return nil, err
+	}
+	wasDeleted := make(map[string]bool)
+	for _, p := range deleted {
+		tenant, id := p.name[0], p.name[1]
+		if wasDeleted[id] = p.isGone(); p.isGone() {
+			all = append(all, Removal{
+				Event: audit.GroupDeleted, Tenant: authz.TenantID(tenant), ID: id,
+				apply: func(ctx context.Context) error { return r.identity.Access.DeleteGroup(ctx, systemIn(tenant), id) },
+			})
+		}
+	}
+	for _, p := range bindings {
+		tenant, id := p.name[0], p.name[1]
+		if strings.HasPrefix(id, "grp_") && p.isGone() && !wasDeleted[id] {
+			all = append(all, Removal{
+				Event: audit.PolicyUnbound, Tenant: authz.TenantID(tenant), ID: id,
+				apply: func(ctx context.Context) error { return r.identity.Access.Unbind(ctx, systemIn(tenant), id) },
+			})
+		}
+	}
+	for _, p := range members {
+		tenant, subject := p.name[0], p.name[1]
+		var row, now struct {
+			Groups []string `json:"groups"`
+		}
+		if err := errors.Join(r.decode(p.key, p.at, &row), r.decode(p.key, p.later, &now)); err != nil {
+			return nil, err
+		}
+		for _, id := range row.Groups {
+			if slices.Contains(now.Groups, id) || wasDeleted[id] || gone[subject] {
+				continue
+			}
+			all = append(all, Removal{
+				Event: audit.GroupChanged, Tenant: authz.TenantID(tenant), ID: id, Detail: "without " + subject,
+				apply: func(ctx context.Context) error {
+					_, err := r.identity.Access.RemoveMember(ctx, systemIn(tenant), id, subject)
+					return err
+				},
+			})
+		}
+	}
+	return all, nil
+}
+
 // binding returns the removal for one subject, whose binding of later is given. It returns nil if the
 // subject does not exist or had no fewer policies.
 func (r *rollback) binding(at store.Reader, tenant, subject string, later []byte) (*Removal, error) {
@@ -579,8 +632,14 @@ func (r *rollback) binding(at store.Reader, tenant, subject string, later []byte
 		Policies []string `json:"policies"`
 	}
 	err = errors.Join(err, r.decode(key, bytes.Clone(stored), &before), r.decode(key, later, &now))
-	subjects := map[string]string{"usr": "user/row/" + tenant + "/" + subject, "key": "apikey/tenant/" + tenant + "/" + subject}
+	subjects := map[string]string{
+		"usr": "user/row/" + tenant + "/" + subject, "key": "apikey/tenant/" + tenant + "/" + subject,
+		"grp": "access/group/" + tenant + "/" + subject,
+	}
 	kind, _, _ := strings.Cut(subject, "_")
+	if kind == "grp" && stored == nil { // it added nothing
+		return nil, nil
+	}
 	row := cmp.Or(subjects[kind], "tenant/"+tenant)
 	exists, err2 := at.Get([]byte(row))
 	if err := errors.Join(err, err2); err != nil || exists == nil {

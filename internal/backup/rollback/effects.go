@@ -37,7 +37,10 @@ var Effects = map[audit.EventType]Effect{
 	audit.ReviewNoteErased:      Kept,
 	audit.HistoryRuleChanged:    Kept, // what it erased; the rules are those of later
 	audit.PolicyChanged:         Kept, // what it no longer allowed; what it allowed in addition is lost
-	audit.PolicyBound:           Kept, // likewise, of a user, an API key or a ServiceAccount
+	audit.PolicyBound:           Kept, // likewise, of a user, an API key, a ServiceAccount or a group
+	audit.PolicyUnbound:         Kept, // what a group added; the policies of that time limit others again
+	audit.GroupChanged:          Kept, // a member that was removed; one that was added, and a name, are lost
+	audit.GroupDeleted:          Kept,
 
 	// What was given or changed.
 	audit.SealingKeyCreated:   Lost, // values that were sealed for it have to be sealed again
@@ -61,7 +64,7 @@ var Effects = map[audit.EventType]Effect{
 	audit.MemberInvited:       Lost,
 	audit.PolicyCreated:       Lost,
 	audit.PolicyDeleted:       Lost, // a deleted policy was bound to nobody
-	audit.PolicyUnbound:       Lost, // the policies of that time limit again
+	audit.GroupCreated:        Lost,
 	audit.DenialsAcknowledged: Lost,
 	audit.AccessReviewed:      Lost,
 	audit.InventoryReviewed:   Lost,
@@ -99,6 +102,7 @@ var Effects = map[audit.EventType]Effect{
 	audit.MemberListed:          None,
 	audit.HistoryRuleListed:     None,
 	audit.PolicyListed:          None,
+	audit.GroupListed:           None,
 	audit.AccessChecked:         None,
 	audit.AuditRead:             None,
 	audit.ProofRead:             None,

@@ -114,6 +114,37 @@ func (w *world) bind(subject string, policies ...string) {
 	w.send("PUT", "/api/v2/access/bindings/"+subject, fields{"policies": policies}, http.StatusOK)
 }
 
+func (w *world) group() (id string) {
+	w.t.Helper()
+	made := w.send("POST", "/api/v2/groups", fields{"name": authz.NewID("x")}, http.StatusCreated)
+	return made["group"].(fields)["group_id"].(string)
+}
+
+// memberOf returns a limited user who is a member of the groups.
+func (w *world) memberOf(groups ...string) (user string) {
+	w.t.Helper()
+	_, user = w.member(authz.NewID("x"), "limited")
+	for _, group := range groups {
+		w.send("PUT", "/api/v2/groups/"+group+"/members/"+user, nil, http.StatusOK)
+	}
+	return user
+}
+
+// wantReads compares what a user reads with what it read at the time of the rollback, or since.
+func (r *restored) wantReads(tenant authz.TenantID, user string, revived bool, was, is string) {
+	r.t.Helper()
+	got := ""
+	for _, path := range []string{"a/x", "b/x", "c/x"} {
+		j, err := r.identity.Access.Check(r.t.Context(), authz.SystemPrincipal(tenant), identity.Question{Path: path, Verb: authz.ReadPath, Subject: user})
+		if must(r.t, err); j.Allowed {
+			got += path + " "
+		}
+	}
+	if want := map[bool]string{true: was, false: is}[revived]; got != want {
+		r.t.Errorf("the user reads %q, want %q", got, want)
+	}
+}
+
 // reads returns which of the paths an API key reads.
 func (r *restored) reads(key string, paths ...string) (allowed string) {
 	r.t.Helper()
@@ -349,6 +380,44 @@ var scenes = []scene{
 				r.t.Errorf("the key reads %q", got)
 			}
 			r.want(audit.PolicyBound, key.ID, !revived)
+		}
+	}},
+	{audit.PolicyBound, "a group that got fewer policies", func(w *world) (func(), func(*restored, bool)) {
+		a, b, group := w.policy("a/*"), w.policy("b/*"), w.group()
+		w.bind(group, a, b)
+		user := w.memberOf(group)
+		return func() { w.bind(group, b, w.policy("c/*")) }, func(r *restored, revived bool) {
+			r.wantReads(w.tenant, user, revived, "a/x b/x ", "b/x ")
+			r.want(audit.PolicyBound, group, !revived)
+		}
+	}},
+	{audit.PolicyUnbound, "a group that got no policy", func(w *world) (func(), func(*restored, bool)) {
+		a, group := w.policy("a/*"), w.group()
+		w.bind(group, a)
+		user := w.memberOf(group)
+		return func() { w.send("DELETE", "/api/v2/access/bindings/"+group, nil, http.StatusOK) }, func(r *restored, revived bool) {
+			r.wantReads(w.tenant, user, revived, "a/x ", "")
+			r.want(audit.PolicyUnbound, group, !revived)
+		}
+	}},
+	{audit.GroupChanged, "a member that left a group", func(w *world) (func(), func(*restored, bool)) {
+		a, group, kept := w.policy("a/*"), w.group(), w.group()
+		w.bind(group, a)
+		w.bind(kept, w.policy("b/*"))
+		user := w.memberOf(group, kept)
+		return func() { w.send("DELETE", "/api/v2/groups/"+group+"/members/"+user, nil, http.StatusOK) },
+			func(r *restored, revived bool) {
+				r.wantReads(w.tenant, user, revived, "a/x b/x ", "b/x ")
+				r.want(audit.GroupChanged, group, !revived)
+			}
+	}},
+	{audit.GroupDeleted, "a deleted group", func(w *world) (func(), func(*restored, bool)) {
+		a, group := w.policy("a/*"), w.group()
+		w.bind(group, a)
+		user := w.memberOf(group)
+		return func() { w.send("DELETE", "/api/v2/groups/"+group, nil, http.StatusOK) }, func(r *restored, revived bool) {
+			r.wantReads(w.tenant, user, revived, "a/x ", "")
+			r.want(audit.GroupDeleted, group, !revived)
 		}
 	}},
 	{audit.CredentialDeleted, "a deleted credential", func(w *world) (func(), func(*restored, bool)) {

@@ -58,7 +58,7 @@ var (
 	errName      = fault.New(fault.Conflict, "another policy has this name: choose another one, or change that policy")
 	errBound     = fault.New(fault.Conflict, "the policy is bound: list the bindings, and give those subjects other policies first")
 	errBeyond    = fault.New(fault.Forbidden, "nobody writes or binds a policy that is wider than their own: allow less")
-	errSubject   = fault.New(fault.NotFound, "the subject is the id of a user or an API key of the tenant, or system:serviceaccount:<namespace>:<name>")
+	errSubject   = fault.New(fault.NotFound, "the subject is the id of a user, an API key or a group of the tenant, or system:serviceaccount:<namespace>:<name>")
 	errNoBinding = fault.New(fault.NotFound, "the subject has no policy: list the bindings for those there are")
 	errOwner     = fault.New(fault.Conflict, "an owner has no policy: give the user another role first")
 	errLimited   = fault.New(fault.Conflict, "a limited user always has policies: bind none, or give the user another role first")
@@ -260,11 +260,33 @@ func (s *Service) subject(r store.Reader, t authz.TenantID, subject string) (Sub
 			Resource:  audit.Resource{Type: audit.ServiceAccountResource, ID: s.rows.Hash("latticekeep/policy-subject/v1", []byte(subject))[:32]},
 		}, err
 	}
+	if isGroup(subject) {
+		return s.groupSubject(r, t, subject)
+	}
 	is, found, err := s.people.Subject(r, t, subject)
 	if err == nil && !found {
 		err = records.Refuse(reasonNoSubject, errSubject)
 	}
 	return is, err
+}
+
+// groupSubject reads a group as a subject: what it adds for its members, whatever their scopes are.
+func (s *Service) groupSubject(r store.Reader, t authz.TenantID, id string) (Subject, error) {
+	_, err := s.policies.group(r, t, id)
+	if errors.Is(err, errGroup) {
+		err = records.Refuse(reasonNoSubject, errSubject)
+	}
+	if err != nil {
+		return Subject{}, err
+	}
+	limits, err := s.policies.Of(r, t, id)
+	if !limits.IsLimited() {
+		limits = authz.Nothing()
+	}
+	return Subject{
+		Principal: authz.Principal{Tenant: t, ID: id, Scopes: authz.TenantScopes(), Access: limits},
+		Resource:  audit.Resource{Type: audit.GroupResource, ID: id},
+	}, err
 }
 
 // Bind gives a subject these policies in place of those that it has; without any it may do nothing on
@@ -344,7 +366,8 @@ func (s *Service) ready(ctx context.Context) (bool, error) {
 }
 
 // Unbind takes a subject's policies away, so it may do on all paths what its scopes permit. Only
-// somebody without a policy does that. Errors: fault.Forbidden, fault.NotFound, fault.Conflict for a
+// somebody without a policy does that. A group without a binding adds nothing, so everybody who
+// administers the tenant may unbind one. Errors: fault.Forbidden, fault.NotFound, fault.Conflict for a
 // limited user, fault.Unavailable.
 func (s *Service) Unbind(ctx context.Context, p authz.Principal, subject string) error {
 	if err := s.guard.Admit(ctx, p, authz.UnbindPolicy); err != nil {
@@ -365,7 +388,7 @@ func (s *Service) Unbind(ctx context.Context, p authz.Principal, subject string)
 		switch {
 		case err != nil:
 			return err
-		case by.Access.IsLimited():
+		case by.Access.IsLimited() && !isGroup(subject):
 			return records.Refuse(ReasonBeyond, errBeyond)
 		case is.Role == authz.Limited:
 			return records.Refuse(reasonLimited, errLimited)
@@ -391,6 +414,7 @@ type Question struct {
 type Judgement struct {
 	Allowed bool
 	Reason  authz.Denial // why not; empty if it is allowed, and for those who may not know
+	Groups  []string     // ids of the subject's groups whose policies allow it; none for those who may not know
 }
 
 // actions has an action for each verb. Those of one verb take the same scope.
@@ -416,13 +440,16 @@ func (s *Service) Check(ctx context.Context, p authz.Principal, q Question) (Jud
 	e := audit.Event{Type: audit.AccessChecked, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.PolicyResource}}
 	administers := p.Holds([]authz.Scope{authz.AccountAdmin})
 	judged := p
+	var groups []string
 	if q.Subject != "" && q.Subject != p.ID {
 		if !administers {
 			return Judgement{}, s.guard.Refuse(ctx, e, audit.Denied, string(authz.MissingScope), errDenied)
 		}
 		var is Subject
 		err := s.store.View(ctx, func(r store.Reader) (err error) {
-			is, err = s.subject(r, p.Tenant, q.Subject)
+			if is, err = s.subject(r, p.Tenant, q.Subject); err == nil {
+				groups, err = s.groupsThatAllow(r, p.Tenant, q, is)
+			}
 			return err
 		})
 		if errors.Is(err, errSubject) {
@@ -445,5 +472,23 @@ func (s *Service) Check(ctx context.Context, p authz.Principal, q Question) (Jud
 	if administers {
 		j.Reason = why
 	}
+	if j.Allowed {
+		j.Groups = groups
+	}
 	return j, nil
+}
+
+// groupsThatAllow returns the groups by which a subject with a binding reaches the path of a question.
+func (s *Service) groupsThatAllow(r store.Reader, tenant authz.TenantID, q Question, is Subject) (ids []string, err error) {
+	if !mayJoin(q.Subject) || !is.Principal.Access.IsLimited() {
+		return nil, nil
+	}
+	groups, err := s.policies.groupsOf(r, tenant, q.Subject)
+	for _, id := range groups {
+		adds, failed := s.policies.Of(r, tenant, id)
+		if err = errors.Join(err, failed); adds.IsLimited() && adds.Allows(q.Verb, q.Path) {
+			ids = append(ids, id)
+		}
+	}
+	return ids, err
 }
