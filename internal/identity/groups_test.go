@@ -211,11 +211,11 @@ func TestGroupsAreBounded(t *testing.T) {
 	if _, err := f.Access.RenameGroup(t.Context(), owner, made[0], "1"); !errors.Is(err, fault.Conflict) {
 		t.Error(err)
 	}
-	for _, id := range made[:8] {
+	for _, id := range made[:4] {
 		f.enter(owner, id, pod)
 		f.enter(owner, id, pod) // twice is once
 	}
-	if _, err := f.Access.AddMember(t.Context(), owner, made[8], pod); !errors.Is(err, fault.Conflict) {
+	if _, err := f.Access.AddMember(t.Context(), owner, made[4], pod); !errors.Is(err, fault.Conflict) {
 		t.Error(err)
 	}
 	f.commit(func(tx store.Tx) (err error) {
@@ -301,7 +301,7 @@ func TestAPrincipalReadsItsOwnGroupsOnly(t *testing.T) {
 	for i := range 20 {
 		g := f.group(owner, fmt.Sprint("other ", i), []string{p})
 		for j := range 5 {
-			f.enter(owner, g, access.ServiceAccount("shop", fmt.Sprint("pod", j+i/8*5)))
+			f.enter(owner, g, access.ServiceAccount("shop", fmt.Sprint("pod", j+i/4*5)))
 		}
 	}
 	if again := count(); again != n {

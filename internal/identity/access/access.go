@@ -283,7 +283,7 @@ const GroupPrefix = "grp"
 const (
 	maxGroups  = 200  // groups of a tenant
 	maxMembers = 1000 // members of a group: rows that change when it is deleted
-	maxJoined  = 8    // groups of a subject, which bounds the rows that each of its requests reads
+	maxJoined  = 4    // groups of a subject, which bounds the rows that each of its requests reads
 )
 
 type groupRow struct {

@@ -29,7 +29,7 @@ var (
 	errMember    = fault.New(fault.NotFound, "the member is the id of a user of the tenant, or system:serviceaccount:<namespace>:<name>")
 	errNoMember  = fault.New(fault.NotFound, "the subject is no member of the group: read the group for those who are")
 	errMembers   = fault.New(fault.Conflict, "the group has 1000 members: make another group, and bind the same policies to it")
-	errJoined    = fault.New(fault.Conflict, "the subject is a member of 8 groups: remove it from one first")
+	errJoined    = fault.New(fault.Conflict, "the subject is a member of 4 groups: remove it from one first")
 )
 
 // Reasons in audit entries.
