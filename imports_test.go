@@ -117,6 +117,7 @@ var ours = map[string]string{
 	"internal/identity/throttle":   "internal/identity/records internal/store",
 	"internal/identity/ticket":     "internal/state internal/identity/records internal/identity/token internal/authz internal/store internal/fault",
 	"internal/identity/token":      "internal/fault internal/secret",
+	"internal/egress":              "internal/fault",
 	"internal/mail":                "internal/keyring internal/authz internal/envelope internal/store internal/durable internal/fault internal/secret",
 	"internal/keyring":             "internal/backup internal/frame internal/authz internal/sealing internal/envelope internal/dualsig internal/kms internal/store internal/store/format internal/fault internal/secret",
 	"internal/audit":               "internal/authz internal/dualsig internal/store internal/frame internal/fault",
