@@ -248,7 +248,7 @@ func TestABodyWithoutEndIsCutOff(t *testing.T) {
 	if err != nil || status != 500 {
 		t.Error(status, err)
 	}
-	<-ended // the connection was closed on it
+	<-ended                              // the connection was closed on it
 	if n := written.Load(); n > 64<<20 { // what the sockets buffer is less
 		t.Error(n, "bytes were taken")
 	}

@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -21,6 +22,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/kms"
+	"github.com/latticekeep/latticekeep/internal/outbox"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
 	"github.com/latticekeep/latticekeep/test/machine"
@@ -85,6 +87,12 @@ func (f *fixture) advance(d time.Duration) {
 	f.clock = f.clock.Add(d)
 }
 
+// Of package outbox.
+const (
+	passSize     = 32
+	pollInterval = time.Minute
+)
+
 const (
 	recipient = "canary-recipient@example.org"
 	token     = "canary-token-0123456789=0123456789=0123456789=0123456789=0123456789=0123456789" // at least as long as real ones
@@ -97,7 +105,7 @@ func (f *fixture) post(m Message) string {
 	must(f.t, err)
 	must(f.t, f.store.Update(f.t.Context(), p.Put))
 	f.outbox.Notify()
-	return letter{key: p.key}.id()
+	return strings.TrimPrefix(string(p.key), rowPrefix)
 }
 
 // stored returns how many mails wait.
@@ -117,13 +125,13 @@ func (f *fixture) options() Options {
 }
 
 // courier returns the state of a Run, for a test that calls its passes itself.
-func (f *fixture) courier(t Transport) *courier {
-	return newCourier(f.outbox, t, f.options())
+func (f *fixture) courier(t Transport) *outbox.Courier {
+	return f.outbox.Courier(f.options().Logger, f.outbox.deliver(t, f.options()))
 }
 
-func (f *fixture) pass(c *courier) time.Duration {
+func (f *fixture) pass(c *outbox.Courier) time.Duration {
 	f.t.Helper()
-	wait, err := c.pass(f.t.Context())
+	wait, err := c.Pass(f.t.Context())
 	must(f.t, err)
 	return wait
 }

@@ -1,4 +1,4 @@
-// Package mail delivers the product's mails: an outbox in the store, and the transports that empty
+// Package mail delivers the product's mails: their rows in an outbox, and the transports that empty
 // it.
 //
 // # Model
@@ -10,10 +10,8 @@
 //
 // # Invariants
 //
-//   - A stored mail survives a restart. One of the running replicas sends it, at least once. It is
-//     sent twice, under the same Message-ID, only if a process crashes between sending and
-//     deleting, or stands still there for longer than a minute. If a replica crashes while it has
-//     claimed a mail, another one sends the mail a minute later.
+//   - A stored mail is sent as package outbox says: at least once, and a second time only under the
+//     same Message-ID.
 //   - Address and token are in the database as ciphertext only, and in no log line, error or
 //     metric. Those identify mails by id.
 //   - A text contains nothing that a user wrote (no name, no tenant) and links only to the
@@ -28,53 +26,35 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/envelope"
 	"github.com/latticekeep/latticekeep/internal/keyring"
+	"github.com/latticekeep/latticekeep/internal/outbox"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
 // Outbox keeps mails until they are sent. It is safe for concurrent use.
 type Outbox struct {
-	store store.Store
-	keys  *keyring.Ring
-	now   func() time.Time
-	wake  chan struct{} // capacity 1
-
-	mu    sync.Mutex // guards stats
-	stats Stats
+	*outbox.Outbox
+	keys *keyring.Ring
+	now  func() time.Time
 }
 
-// Stats says how the sending of mails goes. The counts are those of this process.
-type Stats struct {
-	Queued                   int       // mails in the outbox at the last look; from countSize on perhaps more
-	Oldest                   time.Time // when the oldest mail was made that this process failed to send; zero for none
-	Sent, Postponed, GivenUp uint64    // attempts by result
-}
-
-// Stats returns the present state.
-func (o *Outbox) Stats() Stats {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.stats
-}
-
-func (o *Outbox) note(change func(*Stats)) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	change(&o.stats)
-}
+// Stats says how the sending of mails goes.
+type Stats = outbox.Stats
 
 // NewOutbox returns the outbox of a store. A nil now means time.Now.
 func NewOutbox(s store.Store, keys *keyring.Ring, now func() time.Time) *Outbox {
 	if now == nil {
 		now = time.Now
 	}
-	return &Outbox{store: s, keys: keys, now: now, wake: make(chan struct{}, 1)}
+	return &Outbox{outbox.New(outbox.Config{
+		Store: s, Noun: "mail", Rows: rowPrefix, Attempts: "mail-attempt/",
+		Timeout: sendTimeout, Parallel: parallel, Wait: wait, Longest: lastRetry, Now: now,
+	}), keys, now}
 }
 
 // Pending is a mail that is sealed and not stored yet.
@@ -112,18 +92,9 @@ func (o *Outbox) Prepare(ctx context.Context, m Message) (*Pending, error) {
 	return &Pending{key: key, row: encodeRow(keys.Version, blob)}, nil
 }
 
-// Put stores the mail. After the commit, the caller calls [Outbox.Notify], so the mail is sent at
+// Put stores the mail. After the commit, the caller calls [outbox.Outbox.Notify], so the mail is sent at
 // once.
 func (p *Pending) Put(tx store.Tx) error { return tx.Put(p.key, p.row) }
-
-// Notify tells [Outbox.Run] that a mail was stored. It never blocks. Without it the mail is sent
-// within a minute.
-func (o *Outbox) Notify() {
-	select {
-	case o.wake <- struct{}{}:
-	default: // Run has an unread notice already
-	}
-}
 
 func encodeRow(version uint32, blob []byte) []byte {
 	return append(binary.BigEndian.AppendUint32(nil, version), blob...)

@@ -116,7 +116,7 @@ func TestAMailThatCouldNotBeDeletedIsSentAgain(t *testing.T) {
 		return nil
 	}))
 	for f.pass(c); len(sent) == 1; f.pass(c) {
-		f.advance(claimTime)
+		f.advance(2 * sendTimeout)
 	}
 	if len(sent) != 2 || sent[0] != sent[1] || f.stored() != 0 {
 		t.Fatal(sent, f.stored())
