@@ -44,7 +44,7 @@ var ours = map[string]string{
 	"internal/dumps":       "",
 
 	"internal/app": "controllers controllers/admission controllers/cluster server server/gate internal/config internal/offline internal/buildinfo internal/vault internal/vault/pathindex internal/transit internal/names internal/identity " +
-		"internal/identity/tokenreview internal/connections internal/mail internal/sealingkey internal/custody internal/backup internal/backup/commits internal/backup/schedule internal/keyring internal/logs internal/audit internal/audit/guard internal/audit/keeper internal/audit/reader internal/audit/verify internal/audit/writer internal/authz " +
+		"internal/identity/tokenreview internal/connections internal/egress internal/webhooks internal/vault/lifetime internal/mail internal/sealingkey internal/custody internal/backup internal/backup/commits internal/backup/schedule internal/keyring internal/logs internal/audit internal/audit/guard internal/audit/keeper internal/audit/reader internal/audit/verify internal/audit/writer internal/authz " +
 		"internal/compliance internal/compliance/assessor internal/compliance/report internal/diagnosis internal/health internal/inspection internal/objects internal/otlp internal/clock internal/quota internal/durable " +
 		"internal/sealing internal/kms internal/memory internal/metrics internal/state internal/state/watch internal/store internal/store/bolt internal/store/format internal/store/postgres internal/fault",
 	"internal/config":  "api/v1beta1 controllers internal/sealing internal/mail internal/keyring internal/backup internal/audit internal/audit/writer internal/authz",
@@ -66,8 +66,9 @@ var ours = map[string]string{
 	"server": "api/openapi server/dashboard server/docs server/gate server/v1 server/v2 internal/vault internal/transit internal/identity internal/sealingkey internal/custody internal/keyring " +
 		"internal/compliance internal/compliance/assessor internal/backup internal/connections internal/quota internal/audit internal/authz internal/store internal/store/format internal/diagnosis internal/health internal/fault",
 	"server/v1": "api/openapi api/openapi/v1 server/gate internal/transit internal/audit internal/audit/reader internal/authz internal/fault internal/secret",
-	"server/v2": "api/openapi api/openapi/v2 api/v1beta1 server/gate server/v2/credentials internal/vault internal/transit internal/names internal/identity internal/sealingkey internal/custody internal/sealing internal/keyring " +
+	"server/v2": "api/openapi api/openapi/v2 api/v1beta1 server/gate server/v2/credentials server/v2/webhookapi internal/webhooks internal/vault internal/transit internal/names internal/identity internal/sealingkey internal/custody internal/sealing internal/keyring " +
 		"internal/compliance internal/compliance/assessor internal/backup internal/audit internal/audit/guard internal/audit/reader internal/audit/writer internal/authz internal/fair internal/fault internal/secret",
+	"server/v2/webhookapi":  "api/openapi/v2 server/gate internal/webhooks",
 	"server/v2/credentials": "api/openapi/v2 server/gate internal/vault internal/vault/kept internal/vault/listing internal/authz internal/fault internal/secret",
 	"server/asset":          "",
 	"server/dashboard":      "server/asset",
@@ -119,6 +120,7 @@ var ours = map[string]string{
 	"internal/identity/token":      "internal/fault internal/secret",
 	"internal/egress":              "internal/fault",
 	"internal/outbox":              "internal/authz internal/store",
+	"internal/webhooks":            "internal/egress internal/outbox internal/vault/lifetime internal/identity/records internal/keyring internal/audit internal/audit/guard internal/authz internal/envelope internal/store internal/fault internal/secret",
 	"internal/mail":                "internal/outbox internal/keyring internal/authz internal/envelope internal/store internal/durable internal/fault internal/secret",
 	"internal/keyring":             "internal/backup internal/frame internal/authz internal/sealing internal/envelope internal/dualsig internal/kms internal/store internal/store/format internal/fault internal/secret",
 	"internal/audit":               "internal/authz internal/dualsig internal/store internal/frame internal/fault",
@@ -142,7 +144,7 @@ var ours = map[string]string{
 	"internal/backup/schedule": "internal/backup internal/backup/commits internal/backup/restore internal/audit internal/audit/guard internal/audit/writer internal/authz internal/keyring internal/objects internal/store " +
 		"internal/store/format internal/fault",
 	"internal/backup/restore": "internal/backup internal/backup/commits internal/offline internal/keyring internal/audit/verify internal/store internal/store/bolt internal/store/commit internal/store/format",
-	"internal/backup/rollback": "internal/identity internal/vault internal/vault/kept internal/vault/record internal/sealingkey internal/compliance/assessor internal/keyring internal/state internal/audit internal/audit/entries internal/audit/guard internal/audit/reader " +
+	"internal/backup/rollback": "internal/webhooks internal/identity internal/vault internal/vault/kept internal/vault/record internal/sealingkey internal/compliance/assessor internal/keyring internal/state internal/audit internal/audit/entries internal/audit/guard internal/audit/reader " +
 		"internal/audit/verify internal/audit/writer internal/authz internal/store internal/store/bolt internal/store/format internal/fault",
 	"internal/generate":      "internal/dualsig internal/fault internal/secret",
 	"internal/compose":       "internal/fault internal/secret",
@@ -189,7 +191,7 @@ var ours = map[string]string{
 	"test/servertest": "internal/state internal/names api/openapi api/openapi/v2 internal/audit internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/authz internal/backup " +
 		"internal/compliance internal/compliance/assessor internal/compliance/report internal/custody internal/dualsig internal/fault " +
 		"internal/identity internal/keyring internal/kms internal/health internal/mail internal/objects internal/sealing " +
-		"internal/sealingkey internal/secret internal/store internal/store/bolt internal/store/postgres internal/transit internal/vault server " +
+		"internal/sealingkey internal/secret internal/store internal/store/bolt internal/store/postgres internal/transit internal/vault internal/webhooks server " +
 		"server/gate test/pgtest test/statetest test/storetest",
 	"test/statetest":    "internal/state internal/store",
 	"test/upgrade":      "",

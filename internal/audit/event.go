@@ -71,7 +71,12 @@ const (
 	InvitationRevoked      EventType = "INVITATION_REVOKED"
 	HistoryRuleListed      EventType = "HISTORY_RULE_LISTED"  // how many earlier versions are kept on which paths
 	HistoryRuleChanged     EventType = "HISTORY_RULE_CHANGED" // likewise; also when versions were erased that it no longer keeps
-	PolicyListed           EventType = "POLICY_LISTED"        // policies of paths, and who has which
+	WebhookListed          EventType = "WEBHOOK_LISTED"       // webhooks, or the deliveries of one
+	WebhookCreated         EventType = "WEBHOOK_CREATED"
+	WebhookDeleted         EventType = "WEBHOOK_DELETED"
+	WebhookSent            EventType = "WEBHOOK_SENT"   // somebody asked for a test event, or for a dead letter again
+	WebhookFailed          EventType = "WEBHOOK_FAILED" // a delivery was given up
+	PolicyListed           EventType = "POLICY_LISTED"  // policies of paths, and who has which
 	PolicyCreated          EventType = "POLICY_CREATED"
 	PolicyChanged          EventType = "POLICY_CHANGED"
 	PolicyDeleted          EventType = "POLICY_DELETED"
@@ -119,7 +124,7 @@ var changes = []EventType{
 	TenantCreated, TenantActivated, TenantLimited, NamespaceMapped, APIKeyCreated, APIKeyApproved,
 	CredentialSealed, CredentialRotated, CredentialReencrypted, CredentialAdopted, KeyCreated, KeyRotated,
 	UserRegistered, EmailVerified, VerificationRequested, PasswordChanged, PasswordResetRequested, PasswordReset,
-	MemberInvited, MemberJoined, MemberChanged, PolicyCreated, PolicyChanged, PolicyBound, GroupCreated, GroupChanged, DenialsAcknowledged, AccessReviewed, InventoryReviewed,
+	MemberInvited, MemberJoined, MemberChanged, PolicyCreated, PolicyChanged, PolicyBound, GroupCreated, GroupChanged, WebhookCreated, WebhookSent, DenialsAcknowledged, AccessReviewed, InventoryReviewed,
 }
 
 // IsChange reports whether a successful event of this type adds to what is stored, besides its
@@ -160,6 +165,7 @@ const (
 	InvitationResource = "invitation"
 	PolicyResource     = "policy"
 	GroupResource      = "group"
+	WebhookResource    = "webhook"
 	// ServiceAccountResource is a ServiceAccount that has policies. Its id is a keyed hash of its name.
 	ServiceAccountResource = "service_account"
 	SealingKeyResource     = "sealing_key"

@@ -216,6 +216,10 @@ const (
 	EraseReviewNote    Action = "erase_review_note"
 	ListHistoryRules   Action = "list_history_rules"
 	ChangeHistoryRule  Action = "change_history_rule"
+	ListWebhooks       Action = "list_webhooks"
+	CreateWebhook      Action = "create_webhook"
+	DeleteWebhook      Action = "delete_webhook"
+	SendWebhook        Action = "send_webhook" // a test event, or a dead letter again
 	ListPolicies       Action = "list_policies"
 	CreatePolicy       Action = "create_policy"
 	ChangePolicy       Action = "change_policy"
@@ -307,6 +311,10 @@ var rules = map[Action]rule{
 	EraseReviewNote:    {scope: AccountAdmin, trialed: true},
 	ListHistoryRules:   {scope: AccountAdmin, trialed: true},
 	ChangeHistoryRule:  {scope: AccountAdmin},
+	ListWebhooks:       {scope: AccountAdmin, trialed: true},
+	CreateWebhook:      {scope: AccountAdmin},
+	DeleteWebhook:      {scope: AccountAdmin, trialed: true},
+	SendWebhook:        {scope: AccountAdmin},
 	ListPolicies:       {scope: AccountAdmin, trialed: true},
 	CreatePolicy:       {scope: AccountAdmin},
 	ChangePolicy:       {scope: AccountAdmin},

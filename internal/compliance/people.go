@@ -58,6 +58,7 @@ var scopeOf = map[audit.EventType]authz.Scope{
 	audit.MemberListed: authz.AccountAdmin, audit.MemberInvited: authz.AccountAdmin, audit.MemberChanged: authz.AccountAdmin,
 	audit.MemberRemoved: authz.AccountAdmin, audit.InvitationRevoked: authz.AccountAdmin,
 	audit.HistoryRuleListed: authz.AccountAdmin, audit.HistoryRuleChanged: authz.AccountAdmin,
+	audit.WebhookListed: authz.AccountAdmin, audit.WebhookCreated: authz.AccountAdmin, audit.WebhookDeleted: authz.AccountAdmin, audit.WebhookSent: authz.AccountAdmin,
 	audit.PolicyListed: authz.AccountAdmin, audit.PolicyCreated: authz.AccountAdmin, audit.PolicyChanged: authz.AccountAdmin,
 	audit.PolicyDeleted: authz.AccountAdmin, audit.PolicyBound: authz.AccountAdmin, audit.PolicyUnbound: authz.AccountAdmin,
 	audit.GroupListed: authz.AccountAdmin, audit.GroupCreated: authz.AccountAdmin, audit.GroupChanged: authz.AccountAdmin,

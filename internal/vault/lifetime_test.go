@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"strconv"
 	"testing"
 	"time"
 
@@ -261,7 +264,11 @@ func TestATenantIsRemindedBeforeCredentialsExpire(t *testing.T) {
 	f := newFixture(t, 0)
 	mails := make(map[authz.TenantID]int)
 	var fails error
-	f.vault.Lifetimes.Remind = func(_ context.Context, tenant authz.TenantID) (func(store.Tx) error, error) {
+	var soon []lifetime.Soon // of the last reminder
+	f.vault.Lifetimes.Remind = func(ctx context.Context, tenant authz.TenantID, find lifetime.Find) (func(store.Tx) error, error) {
+		found, err := find(ctx)
+		must(t, err)
+		soon = found
 		return func(tx store.Tx) error {
 			tx.OnCommit(func() { mails[tenant]++ })
 			return nil
@@ -280,10 +287,20 @@ func TestATenantIsRemindedBeforeCredentialsExpire(t *testing.T) {
 		}
 	}
 	f.sweep()
-	seal(f.a, "long", 90)
+	names := func(days int, want ...Credential) {
+		t.Helper()
+		ok := len(soon) == len(want)
+		for i := 0; ok && i < len(want); i++ {
+			ok = soon[i] == lifetime.Soon{ID: want[i].ID, ExpiresAt: want[i].ExpiresAt, Days: days}
+		}
+		if !ok {
+			t.Errorf("it names %v, not %v", soon, want)
+		}
+	}
+	long := seal(f.a, "long", 90)
 	trashed := seal(f.a, "trashed", 60)
 	seal(f.a, "short", 1) // expired before any of the others expires soon
-	seal(f.b, "month", 30)
+	month := seal(f.b, "month", 30)
 	f.generate(f.operator(), 0, 0, map[string]string{"p": "1"})
 	f.trash(trashed.ID)
 	want("at first", 0, 0)
@@ -291,20 +308,25 @@ func TestATenantIsRemindedBeforeCredentialsExpire(t *testing.T) {
 	want("a second before 7 days", 0, 0)
 	f.advance(time.Second)
 	want("7 days before", 0, 1)
+	names(7, month)
 	f.advance(6 * day)
 	want("a day before", 0, 2)
+	names(1, month)
 	f.advance(day)
 	want("expired", 0, 2)
 	f.advance(30 * day)
 	want("30 days before", 1, 2)
-	seal(f.a, "also", 31)
+	names(30, long)
+	also := seal(f.a, "also", 31)
 	f.advance(day - time.Second)
-	seal(f.a, "more", 31)
+	more := seal(f.a, "more", 31)
 	want("twice a day", 1, 2)
 	f.advance(time.Second)
 	want("the next day", 2, 2)
+	names(30, also)
 	f.advance(day)
 	want("the day after that", 3, 2)
+	names(30, more)
 	f.advance(2 * day)
 	want("no such moment came", 3, 2)
 	f.advance(19 * day)
@@ -317,6 +339,35 @@ func TestATenantIsRemindedBeforeCredentialsExpire(t *testing.T) {
 	f.advance(day - time.Second)
 	want("once", 4, 2)
 	f.verify()
+}
+
+// Promise: each tenant is told of its own credentials, however many there are.
+func TestEachTenantIsRemindedOfItsOwn(t *testing.T) {
+	f := newFixture(t, 0)
+	named := make(map[authz.TenantID][]string)
+	f.vault.Lifetimes.Remind = func(ctx context.Context, tenant authz.TenantID, find lifetime.Find) (func(store.Tx) error, error) {
+		soon, err := find(ctx)
+		for _, one := range soon {
+			named[tenant] = append(named[tenant], one.ID)
+		}
+		return func(store.Tx) error { return nil }, err
+	}
+	want := make(map[authz.TenantID][]string)
+	for _, p := range []authz.Principal{f.a, f.b} {
+		for i, days := range []int{60, 61, 59} {
+			c, err := f.vault.Seal(t.Context(), p, SealRequest{Name: strconv.Itoa(i), Type: "t", TTLDays: days, Values: secrets(login)})
+			must(t, err)
+			want[p.Tenant] = append(want[p.Tenant], c.ID)
+		}
+		all := want[p.Tenant]
+		want[p.Tenant] = []string{all[2], all[0]} // those that expire first at the beginning
+	}
+	f.sweep()
+	f.advance(30 * day)
+	f.sweep()
+	if !maps.EqualFunc(named, want, slices.Equal[[]string]) {
+		t.Errorf("%v, want %v", named, want)
+	}
 }
 
 // Promise: a put finds a renewal that came first, and does not make a second active credential of the name.

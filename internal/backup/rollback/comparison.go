@@ -25,6 +25,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/vault"
 	"github.com/latticekeep/latticekeep/internal/vault/kept"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
+	"github.com/latticekeep/latticekeep/internal/webhooks"
 )
 
 // Options say what is rolled back to what.
@@ -65,6 +66,7 @@ type rollback struct {
 	keys     *keyring.Ring
 	identity *identity.Service
 	vault    *vault.Vault
+	webhooks *webhooks.Service
 	sealing  *sealingkey.Service
 }
 
@@ -261,6 +263,23 @@ func (r *rollback) notes(ctx context.Context) (all []Removal, err error) {
 			apply: func(ctx context.Context) error {
 				return assessor.EraseNote(ctx, r.store, r.guard, r.keys.OpenRow, systemIn(tenant), id)
 			},
+		})
+	}
+	return all, err
+}
+
+// deletedWebhooks finds the webhooks that were deleted later. What waits to be sent to the others and is
+// older than an attempt may be becomes a dead letter when the server starts.
+func (r *rollback) deletedWebhooks(ctx context.Context) (all []Removal, err error) {
+	found, err := r.pairs(ctx, webhooks.Family, 2)
+	for _, p := range found {
+		system, id := systemIn(p.name[0]), p.name[1]
+		if !p.isGone() {
+			continue
+		}
+		all = append(all, Removal{
+			Event: audit.WebhookDeleted, Tenant: system.Tenant, ID: id,
+			apply: func(ctx context.Context) error { return r.webhooks.Delete(ctx, system, id) },
 		})
 	}
 	return all, err

@@ -36,6 +36,7 @@ var Effects = map[audit.EventType]Effect{
 	audit.InvitationRevoked:     Kept,
 	audit.ReviewNoteErased:      Kept,
 	audit.HistoryRuleChanged:    Kept, // what it erased; the rules are those of later
+	audit.WebhookDeleted:        Kept, // its address would be told what expires
 	audit.PolicyChanged:         Kept, // what it no longer allowed; what it allowed in addition is lost
 	audit.PolicyBound:           Kept, // likewise, of a user, an API key, a ServiceAccount or a group
 	audit.PolicyUnbound:         Kept, // what a group added; the policies of that time limit others again
@@ -62,6 +63,7 @@ var Effects = map[audit.EventType]Effect{
 	audit.UserSignedIn:        Lost,
 	audit.EmailVerified:       Lost,
 	audit.MemberInvited:       Lost,
+	audit.WebhookCreated:      Lost,
 	audit.PolicyCreated:       Lost,
 	audit.PolicyDeleted:       Lost, // a deleted policy was bound to nobody
 	audit.GroupCreated:        Lost,
@@ -101,6 +103,9 @@ var Effects = map[audit.EventType]Effect{
 	audit.SessionListed:         None,
 	audit.MemberListed:          None,
 	audit.HistoryRuleListed:     None,
+	audit.WebhookListed:         None,
+	audit.WebhookSent:           None,
+	audit.WebhookFailed:         None,
 	audit.PolicyListed:          None,
 	audit.GroupListed:           None,
 	audit.AccessChecked:         None,

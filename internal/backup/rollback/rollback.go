@@ -45,6 +45,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
 	"github.com/latticekeep/latticekeep/internal/store/format"
 	"github.com/latticekeep/latticekeep/internal/vault"
+	"github.com/latticekeep/latticekeep/internal/webhooks"
 )
 
 // Result is what a rollback did.
@@ -70,6 +71,7 @@ func Apply(ctx context.Context, database string, report verify.Report, o Options
 		return Result{}, err
 	}
 	r.vault = vault.New(r.store, r.guard, r.keys, r.Now)
+	r.webhooks = webhooks.New(r.store, r.guard, r.keys, r.Now)
 	r.sealing = sealingkey.New(r.store, r.guard, reader.New(r.log, r.guard), r.keys, sealingkey.Options{InUse: r.vault.SealingKeyUse, Now: r.Now})
 	if result.Rollback, result.Lost, err = r.acceptLoss(ctx, report); err != nil {
 		return Result{}, err
@@ -242,7 +244,7 @@ func (r *rollback) removeAgain(ctx context.Context) (kept, unkept []Removal, err
 	var all []Removal
 	for _, plan := range []func(context.Context) ([]Removal, error){
 		// A key that is gone limits those that it made as long as it is bound.
-		r.keyBindings, r.apiKeys, r.invitations, r.credentials, r.notes, r.namespaces, r.sealingKeys, r.passwords, r.sessions, r.members,
+		r.keyBindings, r.apiKeys, r.invitations, r.credentials, r.notes, r.deletedWebhooks, r.namespaces, r.sealingKeys, r.passwords, r.sessions, r.members,
 		r.policies, r.otherBindings, r.groups, r.historyRules,
 	} {
 		some, err := plan(ctx)

@@ -34,6 +34,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
 	"github.com/latticekeep/latticekeep/internal/vault"
 	"github.com/latticekeep/latticekeep/internal/vault/kept"
+	"github.com/latticekeep/latticekeep/internal/webhooks"
 	"github.com/latticekeep/latticekeep/test/servertest"
 )
 
@@ -654,6 +655,31 @@ var scenes = []scene{
 						r.t.Errorf("the key is %s", k.State)
 					}
 				}
+			}
+	}},
+	{audit.WebhookDeleted, "a deleted webhook", func(w *world) (func(), func(*restored, bool)) {
+		create := func() string {
+			made, _, err := w.Webhooks.Create(w.t.Context(), authz.SystemPrincipal(w.tenant), webhooks.Request{URL: "https://hooks.example.com/x"})
+			must(w.t, err)
+			return made.ID
+		}
+		id, kept := create(), create()
+		return func() { w.send("DELETE", "/api/v2/webhooks/"+id, nil, http.StatusOK) },
+			func(r *restored, revived bool) {
+				there := func(id string) bool {
+					found := false
+					must(r.t, r.store.View(r.t.Context(), func(rd store.Reader) error {
+						row, err := rd.Get([]byte(webhooks.Family + string(w.tenant) + "/" + id))
+						found = row != nil
+						return err
+					}))
+					return found
+				}
+				if there(id) != revived || !there(kept) {
+					r.t.Errorf("it is there: %v; another one is: %v", there(id), there(kept))
+				}
+				r.want(audit.WebhookDeleted, id, !revived)
+				r.want(audit.WebhookDeleted, kept, false)
 			}
 	}},
 	{audit.ReviewNoteErased, "an erased note", func(w *world) (func(), func(*restored, bool)) {

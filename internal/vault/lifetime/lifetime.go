@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -56,9 +57,9 @@ type Keeper struct {
 	rows  Rows
 	now   func() time.Time
 
-	// Remind prepares mails to a tenant that some of its credentials expire soon, and returns what stores
-	// them. Nil: nobody is reminded.
-	Remind func(ctx context.Context, tenant authz.TenantID) (put func(store.Tx) error, err error)
+	// Remind prepares what tells a tenant that some of its credentials expire soon, and returns what stores
+	// it. Nil: nobody is reminded.
+	Remind func(ctx context.Context, tenant authz.TenantID, soon Find) (put func(store.Tx) error, err error)
 
 	sweeping sync.Mutex
 	next     []byte // key at which the next Sweep begins
@@ -260,33 +261,97 @@ func (k *Keeper) reminded(rd store.Reader, tenant authz.TenantID) (time.Time, er
 	return *row, nil
 }
 
+// Soon is a credential of which its tenant is reminded.
+type Soon struct {
+	ID        string
+	ExpiresAt time.Time
+	Days      int // one of remindBefore, as days: it expires within so many
+}
+
+// Find finds the credentials of which a tenant is reminded, those that expire first at the beginning.
+type Find func(context.Context) ([]Soon, error)
+
+// came returns the last of the moments of remindBefore that came after a time, as days; 0 for none. A
+// moment that was there already when the version was sealed does not count.
+func came(r *record.Record, since, now time.Time) (days int) {
+	if !now.Before(r.ExpiresAt) {
+		return 0
+	}
+	for _, before := range remindBefore {
+		if at := r.ExpiresAt.Add(-before); at.After(r.SealedAt) && at.After(since) && !at.After(now) {
+			days = int(before / day)
+		}
+	}
+	return days
+}
+
 // isSoon reports whether the tenant of a credential is to be reminded of it: one of the moments of
-// remindBefore came after the last reminder, which is at least a day ago. A moment that was there already
-// when the version was sealed does not count.
+// remindBefore came after the last reminder, which is at least a day ago.
 func (k *Keeper) isSoon(rd store.Reader, r *record.Record) (bool, error) {
 	now := k.now()
-	came := func(since time.Time) bool {
-		for _, before := range remindBefore {
-			if at := r.ExpiresAt.Add(-before); at.After(r.SealedAt) && at.After(since) && !at.After(now) {
-				return true
-			}
-		}
-		return false
-	}
-	if !now.Before(r.ExpiresAt) || !came(now.Add(-remindLate)) {
+	if came(r, now.Add(-remindLate), now) == 0 {
 		return false, nil
 	}
 	last, err := k.reminded(rd, r.Tenant)
-	if err != nil || now.Sub(last) < day || !came(last) {
+	if err != nil || now.Sub(last) < day || came(r, last, now) == 0 {
 		return false, err
 	}
 	of, err := k.rows.IsObjects(rd, r.Tenant, r.ID)
 	return !of && err == nil, err
 }
 
-// remind stores mails to a tenant, unless another replica has.
+// find returns the credentials of which a tenant is reminded now. It reads all of its credentials, at
+// most once a day, some at a time.
+func (k *Keeper) find(ctx context.Context, tenant authz.TenantID) ([]Soon, error) {
+	all := []Soon{}
+	for rng := store.Prefix(record.TenantPrefix(tenant)); rng.From != nil; {
+		var some []Soon
+		var next []byte
+		err := k.store.View(ctx, func(rd store.Reader) (err error) {
+			some, next, err = k.findSome(rd, rng)
+			return err
+		})
+		if err != nil {
+			return nil, fmt.Errorf("looking for what expires soon: %w", err)
+		}
+		all = append(all, some...)
+		rng.From = next
+	}
+	slices.SortFunc(all, func(a, b Soon) int { return a.ExpiresAt.Compare(b.ExpiresAt) })
+	return all, nil
+}
+
+// findSome looks at the first credentials of a range, and returns the key that follows.
+func (k *Keeper) findSome(rd store.Reader, rng store.Range) (some []Soon, next []byte, err error) {
+	now := k.now()
+	rows, size := 0, 0
+	var bad error
+	err = rd.Scan(rng, func(key, value []byte) bool {
+		if rows == sweepRows || size > sweepBytes {
+			next = bytes.Clone(key)
+			return false
+		}
+		rows, size = rows+1, size+len(value)
+		r, err := record.ViewAt(key, value)
+		if err != nil {
+			return true // its expiry is not known
+		}
+		soon, err := k.isSoon(rd, r)
+		switch {
+		case state.IsRefused(err): // somebody has changed the row of its object
+		case err != nil:
+			bad = err
+		case soon:
+			some = append(some, Soon{r.ID, r.ExpiresAt, came(r, now.Add(-remindLate), now)})
+		}
+		return bad == nil
+	})
+	return some, next, errors.Join(err, bad)
+}
+
+// remind stores what reminds a tenant, unless another replica has.
 func (k *Keeper) remind(ctx context.Context, tenant authz.TenantID) error {
-	put, err := k.Remind(ctx, tenant)
+	put, err := k.Remind(ctx, tenant, func(ctx context.Context) ([]Soon, error) { return k.find(ctx, tenant) })
 	if err != nil {
 		return err
 	}
