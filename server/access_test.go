@@ -85,6 +85,12 @@ var access = map[string]string{
 	"v2 changeMember":      "account:admin",
 	"v2 removeMember":      "account:admin!",
 	"v2 revokeInvitation":  "account:admin!",
+	"v2 listWebhooks":     "account:admin!",
+	"v2 createWebhook":    "account:admin",
+	"v2 deleteWebhook":    "account:admin!",
+	"v2 testWebhook":      "account:admin",
+	"v2 listDeliveries":   "account:admin!",
+	"v2 resendDelivery":   "account:admin",
 	"v2 listPolicies":      "account:admin!",
 	"v2 createPolicy":      "account:admin",
 	"v2 getPolicy":         "account:admin!",
@@ -182,7 +188,7 @@ func operations(t testing.TB) map[string]operation {
 
 // at returns the operation's path with a value for its parameter.
 func (o operation) at(value string) string {
-	before, after, ok := strings.Cut(strings.Replace(o.path, "{index}", "0", 1), "{")
+	before, after, ok := strings.Cut(strings.NewReplacer("{index}", "0", "{delivery_id}", "x").Replace(o.path), "{")
 	if !ok {
 		return o.path
 	}

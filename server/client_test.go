@@ -448,6 +448,22 @@ func (o *tour) membersThrough(t *testing.T) {
 		t.Errorf("%+v", all)
 	}
 	succeeds(t, owner.V2.DeleteGroup(ctx, group.GroupId))
+	hook := answered(owner.V2.CreateWebhook(ctx, v2.WebhookRequest{Url: "https://hooks.example.com/token", Description: pointer("on call")}))(t)
+	if all := answered(owner.V2.ListWebhooks(ctx))(t); len(all.Webhooks) != 1 || all.Webhooks[0] != hook.Webhook || hook.Webhook.Host != "hooks.example.com" || !strings.HasPrefix(hook.Secret, "whsec_") {
+		t.Errorf("%+v", all)
+	}
+	sent := answered(owner.V2.TestWebhook(ctx, hook.Webhook.WebhookId))(t).Delivery
+	if all := answered(owner.V2.ListDeliveries(ctx, hook.Webhook.WebhookId))(t); len(all.Deliveries) != 1 || all.Deliveries[0].DeliveryId != sent.DeliveryId || sent.State != v2.DeliveryStateWaiting {
+		t.Errorf("%+v", all)
+	}
+	if _, err := owner.V2.ResendDelivery(ctx, hook.Webhook.WebhookId, sent.DeliveryId); !errors.Is(err, client.ErrConflict) {
+		t.Error(err)
+	}
+	o.kill(authz.TenantID(answered(owner.V2.GetAccount(ctx))(t).Tenant.TenantId), hook.Webhook.WebhookId, sent.DeliveryId)
+	if again := answered(owner.V2.ResendDelivery(ctx, hook.Webhook.WebhookId, sent.DeliveryId))(t).Delivery; again.DeliveryId != sent.DeliveryId || again.State != v2.DeliveryStateWaiting {
+		t.Errorf("%+v", again)
+	}
+	succeeds(t, owner.V2.DeleteWebhook(ctx, hook.Webhook.WebhookId))
 	succeeds(t, owner.V2.UnbindPolicies(ctx, joined.User.UserId))
 	succeeds(t, owner.V2.DeletePolicy(ctx, made.PolicyId))
 	succeeds(t, owner.V2.RemoveMember(ctx, joined.User.UserId))

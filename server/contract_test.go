@@ -89,12 +89,12 @@ func TestEachEventIsAChangeOrServedOnAFullDisk(t *testing.T) {
 	served := []audit.EventType{
 		// reads
 		audit.SealingKeyListed, audit.ManifestResealed, audit.ManifestChecked, audit.BackupTaken, audit.KMSKeyListed, audit.TenantListed, audit.APIKeyListed,
-		audit.HistoryRuleListed, audit.PolicyListed, audit.GroupListed, audit.AccessChecked, audit.CredentialListed, audit.CredentialUnsealed, audit.KeyListed, audit.DataEncrypted, audit.DataDecrypted, audit.DataRewrapped, audit.DataSigned, audit.DataVerified,
+		audit.HistoryRuleListed, audit.WebhookListed, audit.PolicyListed, audit.GroupListed, audit.AccessChecked, audit.CredentialListed, audit.CredentialUnsealed, audit.KeyListed, audit.DataEncrypted, audit.DataDecrypted, audit.DataRewrapped, audit.DataSigned, audit.DataVerified,
 		audit.PublicKeyRead, audit.AccountRead, audit.SessionListed, audit.MemberListed, audit.AuditRead, audit.ProofRead, audit.AuditExported, audit.MetricsRead,
 		audit.ComplianceAssessed, audit.ComplianceScored, audit.ComplianceHistoryRead, audit.ComplianceReported, audit.InventoryRead,
 		// removals, and the sign-ins that they need
 		audit.SealingKeyRetired, audit.APIKeyRevoked, audit.APIKeySuspended, audit.CredentialVersionEnded, audit.CredentialDeleted, audit.CredentialReleased,
-		audit.HistoryRuleChanged, audit.PolicyDeleted, audit.PolicyUnbound, audit.GroupDeleted, audit.UserSignedIn, audit.SessionRefreshed, audit.UserSignedOut, audit.SessionEnded, audit.MemberRemoved, audit.InvitationRevoked, audit.ReviewNoteErased,
+		audit.HistoryRuleChanged, audit.WebhookDeleted, audit.WebhookFailed, audit.PolicyDeleted, audit.PolicyUnbound, audit.GroupDeleted, audit.UserSignedIn, audit.SessionRefreshed, audit.UserSignedOut, audit.SessionEnded, audit.MemberRemoved, audit.InvitationRevoked, audit.ReviewNoteErased,
 		// what the service does by itself, and what repairs it
 		audit.LogArchived, audit.AnchorStarted, audit.AnchorRefused, audit.RollbackAccepted, audit.StateCommitted, audit.StateRowsAccepted, audit.StateRowsRemoved,
 		audit.RateLimited, audit.AccessRefused,

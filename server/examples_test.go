@@ -3,6 +3,7 @@ package server_test
 import (
 	"context"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -11,12 +12,16 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/compliance"
+	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/identity"
+	"github.com/latticekeep/latticekeep/internal/identity/records"
 	"github.com/latticekeep/latticekeep/internal/sealing"
 	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/transit"
 	"github.com/latticekeep/latticekeep/internal/vault"
 	"github.com/latticekeep/latticekeep/internal/vault/kept"
+	"github.com/latticekeep/latticekeep/internal/webhooks"
 	"github.com/latticekeep/latticekeep/test/servertest"
 )
 
@@ -28,6 +33,7 @@ type world struct {
 	tenant authz.TenantID
 	owner  servertest.Account
 	keys   map[string]string // API keys by their one scope
+	hooks  []string          // webhooks, oldest first
 	spare  []string          // addresses of users that nothing was done with
 	n      int
 }
@@ -220,6 +226,18 @@ var examples = map[string]func(*world, operation) servertest.Request{
 	"v2 listPolicies": example("", nil),
 	"v2 createPolicy": func(w *world, o operation) servertest.Request {
 		return w.send(o, "", object{"name": w.policyName(), "rules": []object{{"path": w.word + "/**", "verbs": []string{"read"}}}})
+	},
+	"v2 listWebhooks": func(w *world, o operation) servertest.Request { w.webhook(); return w.send(o, "", nil) },
+	"v2 createWebhook": func(w *world, o operation) servertest.Request {
+		w.webhook()
+		return w.send(o, "", object{"url": "https://hooks.example.com/" + w.word, "description": w.word})
+	},
+	"v2 deleteWebhook":  func(w *world, o operation) servertest.Request { return w.send(o, w.webhook(), nil) },
+	"v2 testWebhook":    func(w *world, o operation) servertest.Request { return w.send(o, w.webhook(), nil) },
+	"v2 listDeliveries": func(w *world, o operation) servertest.Request { return w.send(o, w.webhook(), nil) },
+	"v2 resendDelivery": func(w *world, o operation) servertest.Request {
+		id, msg := w.deadDelivery()
+		return servertest.Request{Method: o.method, Path: "/api/v2/webhooks/" + id + "/deliveries/" + msg + "/resend"}
 	},
 	"v2 getPolicy": func(w *world, o operation) servertest.Request { return w.send(o, w.policy(), nil) },
 	"v2 changePolicy": func(w *world, o operation) servertest.Request {
@@ -554,6 +572,49 @@ func (w *world) member() string {
 
 // policyName returns a name that no policy has.
 func (w *world) policyName() string { return w.word + " " + authz.NewID("x") }
+
+// webhook returns the id of a new webhook. It deletes older ones, since a tenant has few.
+func (w *world) webhook() string {
+	ctx, by := context.Background(), administrator(w.tenant)
+	if len(w.hooks) > 7 {
+		if err := w.Webhooks.Delete(ctx, by, w.hooks[0]); !errors.Is(err, fault.NotFound) { // an example has deleted it
+			w.must(err)
+		}
+		w.hooks = w.hooks[1:]
+	}
+	made, _, err := w.Webhooks.Create(ctx, by, webhooks.Request{URL: "https://hooks.example.com/" + w.word, Description: w.word})
+	w.must(err)
+	w.hooks = append(w.hooks, made.ID)
+	return made.ID
+}
+
+// deadDelivery returns the ids of a webhook and of a delivery to it that was given up.
+func (w *world) deadDelivery() (id, msg string) {
+	id = w.webhook()
+	d, err := w.Webhooks.Test(context.Background(), administrator(w.tenant), id)
+	w.must(err)
+	w.kill(w.tenant, id, d.ID)
+	return id, d.ID
+}
+
+// kill makes a dead letter of a delivery.
+func (s *service) kill(tenant authz.TenantID, id, msg string) {
+	s.T.Helper()
+	key := []byte(webhooks.DeliveryFamily + string(tenant) + "/" + id + "/" + msg)
+	rows := records.New(s.Store, s.Guard, s.Keys)
+	err := s.Store.Update(context.Background(), func(tx store.Tx) error {
+		var row object
+		_, err := rows.Get(tx, key, &row)
+		if err != nil {
+			return err
+		}
+		row["state"] = webhooks.Dead
+		return rows.Put(tx, key, row)
+	})
+	if err != nil {
+		s.T.Fatal(err)
+	}
+}
 
 // policy returns the id of a new policy.
 func (w *world) policy() string {

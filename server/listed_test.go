@@ -82,7 +82,7 @@ func (o listed) pathExample() (string, bool) {
 
 // to returns the path with an escaped id.
 func (o listed) to(id string) string {
-	before, rest, ok := strings.Cut(strings.Replace(o.path, "{index}", "0", 1), "{")
+	before, rest, ok := strings.Cut(strings.NewReplacer("{index}", "0", "{delivery_id}", "x").Replace(o.path), "{")
 	if !ok {
 		return o.path
 	}

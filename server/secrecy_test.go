@@ -119,6 +119,7 @@ var mayReturn = map[string]string{
 	"v2 unsealCredential": "name credential_type values", "v2 unsealCredentialByName": "name credential_type values",
 	"v2 registerUser": "email name", "v2 acceptInvitation": "email name", "v2 getAccount": "email name",
 	"v2 listMembers": "email", "v2 inviteMember": "email", "v2 changeMember": "email",
+	"v2 listWebhooks": "description", "v2 createWebhook": "description secret",
 	"v2 listPolicies": "name path", "v2 createPolicy": "name path", "v2 getPolicy": "name path", "v2 changePolicy": "name path",
 	"v2 listGroups": "name", "v2 createGroup": "name", "v2 getGroup": "name", "v2 renameGroup": "name", "v2 addGroupMember": "name", "v2 removeGroupMember": "name",
 	"v2 createAPIKey": "name", "v2 listAPIKeys": "name", "v2 createTenantAPIKey": "name",

@@ -126,9 +126,9 @@ const (
 
 // New returns a server that is not listening yet.
 func New(config Config) (*Server, error) {
-	if config.Vault == nil || config.Transit == nil || config.Identity == nil || config.Audit == nil || config.Guard == nil || config.Reader == nil || config.Compliance == nil ||
+	if config.Vault == nil || config.Transit == nil || config.Webhooks == nil || config.Identity == nil || config.Audit == nil || config.Guard == nil || config.Reader == nil || config.Compliance == nil ||
 		config.Keys == nil || config.Sealing == nil || config.Custody == nil || config.Store == nil || config.Health == nil {
-		return nil, errors.New("making the server: vault, transit, identity, audit, compliance, keys, sealing, custody, store and health are required")
+		return nil, errors.New("making the server: vault, transit, webhooks, identity, audit, compliance, keys, sealing, custody, store and health are required")
 	}
 	if config.Logger == nil {
 		config.Logger = slog.Default()

@@ -234,6 +234,37 @@ func (v *V2) RestoreSealingKey(ctx context.Context, keyID string) (*v2.SealingKe
 	return do[v2.SealingKeyAnswer](ctx, v.transport, post("/api/v2/system/sealing-keys/{key_id}/restore", nil, keyID).repeatable())
 }
 
+// ListWebhooks returns the webhooks of the tenant.
+func (v *V2) ListWebhooks(ctx context.Context) (*v2.WebhookList, error) {
+	return do[v2.WebhookList](ctx, v.transport, get("/api/v2/webhooks"))
+}
+
+// CreateWebhook creates a webhook. The answer has its secret, which is not shown again. ErrConflict: there
+// are too many webhooks.
+func (v *V2) CreateWebhook(ctx context.Context, r v2.WebhookRequest) (*v2.CreatedWebhook, error) {
+	return do[v2.CreatedWebhook](ctx, v.transport, post("/api/v2/webhooks", r))
+}
+
+// DeleteWebhook deletes a webhook and its deliveries.
+func (v *V2) DeleteWebhook(ctx context.Context, webhookID string) error {
+	return v.transport.run(ctx, remove("/api/v2/webhooks/{webhook_id}", webhookID))
+}
+
+// TestWebhook sends a test event to a webhook. ErrConflict: too many deliveries wait.
+func (v *V2) TestWebhook(ctx context.Context, webhookID string) (*v2.DeliveryAnswer, error) {
+	return do[v2.DeliveryAnswer](ctx, v.transport, post("/api/v2/webhooks/{webhook_id}/test", nil, webhookID))
+}
+
+// ListDeliveries returns what became of the events for a webhook.
+func (v *V2) ListDeliveries(ctx context.Context, webhookID string) (*v2.DeliveryList, error) {
+	return do[v2.DeliveryList](ctx, v.transport, get("/api/v2/webhooks/{webhook_id}/deliveries", webhookID))
+}
+
+// ResendDelivery sends a dead delivery again. ErrConflict: it is not dead, or too many deliveries wait.
+func (v *V2) ResendDelivery(ctx context.Context, webhookID, deliveryID string) (*v2.DeliveryAnswer, error) {
+	return do[v2.DeliveryAnswer](ctx, v.transport, post("/api/v2/webhooks/{webhook_id}/deliveries/{delivery_id}/resend", nil, webhookID, deliveryID))
+}
+
 // ListPolicies returns the policies of the tenant, and who has which.
 func (v *V2) ListPolicies(ctx context.Context) (*v2.PolicyList, error) {
 	return do[v2.PolicyList](ctx, v.transport, get("/api/v2/access/policies"))

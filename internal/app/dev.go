@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/netip"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/config"
+	"github.com/latticekeep/latticekeep/internal/egress"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/mail"
 	"github.com/latticekeep/latticekeep/internal/metrics"
@@ -54,6 +56,9 @@ type DevReady struct {
 	DashboardURL string         `json:"dashboard_url"`
 }
 
+// devNetworks are what webhooks of a development server may be sent to besides public addresses.
+var devNetworks = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}
+
 // devSender is the sender of a development server's e-mails.
 const devSender = "Latticekeep <noreply@latticekeep.localhost>"
 
@@ -79,7 +84,7 @@ func Dev(ctx context.Context, c DevConfig) (err error) {
 	}
 	logger, endLog := openLog(ctx, slog.New(slog.NewTextHandler(c.Stderr, nil)))
 	defer func() { endLog(err) }()
-	s := service{dev: true, logger: logger, calls: metrics.NewCalls(), now: c.Now, mails: mail.Directory(filepath.Join(c.DataDir, mailDirectory)), sender: devSender,
+	s := service{dev: true, logger: logger, calls: metrics.NewCalls(), now: c.Now, mails: mail.Directory(filepath.Join(c.DataDir, mailDirectory)), sender: devSender, egress: egress.New(egress.Options{Allow: devNetworks}),
 		sealingLifetime: config.DefaultSealingLifetime, evidence: devProving()}
 	defer func() { err = errors.Join(err, s.evidence.close()) }()
 	if err := s.connect(c.Kubeconfig); err != nil {

@@ -185,6 +185,9 @@ func (p *production) configureService(ctx context.Context, logger *slog.Logger) 
 	for namespace, tenant := range c.Kubernetes.Namespaces {
 		p.tenants[namespace] = authz.TenantID(tenant)
 	}
+	if p.egress, err = egressOf(c.Egress); err != nil {
+		return err
+	}
 	p.mails, p.sender, err = mailsOf(c)
 	return err
 }
@@ -320,9 +323,8 @@ func (s *service) run(ctx context.Context, l net.Listener, config server.Config,
 	config.Vault, config.Transit, config.Identity, config.Audit, config.Guard, config.Reader, config.Keys, config.Store = s.vault, s.transit, s.identity, s.log, s.guard, s.reader, s.keys, s.store
 	s.identity.Access.Ready = s.everyReplicaReads(format.Policies)
 	s.vault.Rules.Ready = s.everyReplicaReads(format.Kept)
-	if _, none := s.mails.(noMailServer); !none {
-		s.vault.Lifetimes.Remind = s.identity.RemindOwners
-	}
+	s.vault.Lifetimes.Remind = s.remind
+	config.Webhooks = s.webhooks
 	config.Names = names.New(s.store, s.guard, s.identity, s.transit)
 	config.Sealing, config.Custody, config.Recipients = s.sealing, s.custody, s.recipients
 	if s.dev || len(s.recipients) > 0 {
@@ -378,6 +380,10 @@ func (s *service) run(ctx context.Context, l net.Listener, config server.Config,
 	}
 	parts.Go(func() error {
 		return s.identity.Outbox().Run(running, s.mails, mail.Options{PublicURL: config.PublicURL, From: s.sender, Logger: s.logger})
+	})
+	parts.Go(func() error {
+		s.webhooks.Run(running, s.egress, s.logger)
+		return nil
 	})
 	parts.Go(func() error {
 		s.maintain(running)

@@ -21,6 +21,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/backup/schedule"
 	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/internal/compliance/assessor"
+	"github.com/latticekeep/latticekeep/internal/egress"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/health"
 	"github.com/latticekeep/latticekeep/internal/kms"
@@ -28,6 +29,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/memory"
 	"github.com/latticekeep/latticekeep/internal/metrics"
 	"github.com/latticekeep/latticekeep/internal/quota"
+	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/lifetime"
 )
 
 // service holds the parts that run side by side, in development and in production.
@@ -38,6 +41,7 @@ type service struct {
 	now     func() time.Time
 	mails   mail.Transport
 	sender  string                    // sender of e-mails
+	egress  *egress.Client            // calls addresses that tenants name
 	cluster *rest.Config              // nil without an operator
 	tenants map[string]authz.TenantID // tenants by namespace
 
@@ -253,4 +257,26 @@ func (s *service) flush(ctx context.Context) {
 	if err := s.identity.FlushLastUsed(ctx); err != nil && ctx.Err() == nil {
 		s.logger.Error("writing the last use of API keys failed; retrying", "in", maintenance, "error", err)
 	}
+}
+
+// remind prepares what tells a tenant that credentials expire soon: a mail to each owner, if there is a
+// mail server, and a delivery to each webhook.
+func (s *service) remind(ctx context.Context, tenant authz.TenantID, soon lifetime.Find) (put func(store.Tx) error, err error) {
+	mails := func(store.Tx) error { return nil }
+	if _, none := s.mails.(noMailServer); !none {
+		if mails, err = s.identity.RemindOwners(ctx, tenant); err != nil {
+			return nil, err
+		}
+	}
+	deliveries, err := s.webhooks.Remind(ctx, tenant, soon)
+	if err != nil {
+		return nil, err
+	}
+	return func(tx store.Tx) error {
+		if err := errors.Join(mails(tx), deliveries(tx)); err != nil {
+			return err
+		}
+		tx.OnCommit(s.webhooks.Notify)
+		return nil
+	}, nil
 }

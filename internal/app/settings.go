@@ -3,6 +3,7 @@ package app
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -19,6 +20,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/config"
 	"github.com/latticekeep/latticekeep/internal/diagnosis"
 	"github.com/latticekeep/latticekeep/internal/durable"
+	"github.com/latticekeep/latticekeep/internal/egress"
 	"github.com/latticekeep/latticekeep/internal/inspection"
 	"github.com/latticekeep/latticekeep/internal/mail"
 	"github.com/latticekeep/latticekeep/internal/memory"
@@ -42,6 +44,8 @@ func deploymentOf(c config.Config) inspection.Deployment {
 		d.Faults = append(d.Faults, needsCluster(c)...)
 	}
 	_, _, err = mailsOf(c)
+	fault(err)
+	_, err = egressOf(c.Egress)
 	fault(err)
 	if at == nil {
 		return d
@@ -169,6 +173,24 @@ func mailsOf(s config.Config) (mail.Transport, string, error) {
 		return nil, "", fmt.Errorf("mail.smtp: %w", err)
 	}
 	return t, s.Mail.From, nil
+}
+
+// egressOf returns the client for addresses that tenants name.
+func egressOf(c config.Egress) (*egress.Client, error) {
+	o := egress.Options{Allow: c.Networks()}
+	if c.CAFile != "" {
+		b, err := os.ReadFile(c.CAFile)
+		if err != nil {
+			return nil, fmt.Errorf("reading egress.caFile: %w", err)
+		}
+		if o.Roots, err = x509.SystemCertPool(); err != nil {
+			return nil, fmt.Errorf("reading the certificates that the system trusts: %w", err)
+		}
+		if !o.Roots.AppendCertsFromPEM(b) {
+			return nil, errors.New("egress.caFile: it has no certificate: give PEM")
+		}
+	}
+	return egress.New(o), nil
 }
 
 // noMailServer is the mail.Transport of a deployment without a mail server.

@@ -64,7 +64,7 @@ func (s *Config) check() error {
 	for _, namespace := range s.Kubernetes.WatchSecrets {
 		need(len(validation.IsDNS1123Label(namespace)) == 0, "kubernetes.watchSecrets: %q is not the name of a namespace", namespace)
 	}
-	return errors.Join(append(wrong, s.Store.check(s.Compliance), s.KMS.check(), s.Audit.check(), s.Backup.check(s.DataDir), s.Compliance.check(), s.Kubernetes.Policy.check(), s.Log.check(), s.Tracing.check(), s.checkListener(), s.checkMail())...)
+	return errors.Join(append(wrong, s.Store.check(s.Compliance), s.KMS.check(), s.Audit.check(), s.Backup.check(s.DataDir), s.Compliance.check(), s.Kubernetes.Policy.check(), s.Log.check(), s.Tracing.check(), s.Egress.check(), s.checkListener(), s.checkMail())...)
 }
 
 func (p Policy) check() error {

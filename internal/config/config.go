@@ -6,6 +6,7 @@ package config
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/netip"
@@ -90,6 +91,8 @@ type Config struct {
 			PasswordFile string `yaml:"passwordFile"`
 		} `yaml:"smtp"`
 	} `yaml:"mail"`
+
+	Egress Egress `yaml:"egress"`
 
 	Rate struct {
 		// V1 is how many requests a minute one tenant has in /v1.
@@ -180,6 +183,39 @@ func (s Config) Proxies() (all []netip.Prefix) {
 		}
 	}
 	return all
+}
+
+// Egress says which addresses the server calls because a tenant names them, such as that of a webhook:
+// https to public addresses only.
+type Egress struct {
+	// Allow are networks that may be called although they are not public, such as 10.20.0.0/16. Every
+	// tenant can then send requests there, so name nothing that trusts whoever reaches it.
+	Allow []string `yaml:"allow"`
+	// CAFile holds certificates, PEM, that are trusted there besides those of the system. The server reads
+	// it at the start.
+	CAFile string `yaml:"caFile"`
+}
+
+// Networks returns the networks that egress.allow names.
+func (e Egress) Networks() (all []netip.Prefix) {
+	for _, text := range e.Allow {
+		if p, err := netip.ParsePrefix(text); err == nil { // check refuses anything else
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
+func (e Egress) check() error {
+	for _, text := range e.Allow {
+		switch p, err := netip.ParsePrefix(text); {
+		case err != nil || p.Masked() != p:
+			return fmt.Errorf("egress.allow: %q is not a network such as 10.20.0.0/16", text)
+		case p.Bits() == 0:
+			return fmt.Errorf("egress.allow: %q is everything, this server included: name the networks of the receivers", text)
+		}
+	}
+	return nil
 }
 
 // Log says what a process writes to its log, and how.

@@ -84,6 +84,9 @@ mail:
     security: tls
     username: vault
     passwordFile: /etc/latticekeep/smtp
+egress:
+  allow: [10.20.0.0/16]
+  caFile: /etc/latticekeep/receivers.pem
 rate:
   v1: 11
   v2: 12
@@ -209,6 +212,8 @@ func TestTheEnvironmentGoesBeforeTheFileAndAFlagBeforeBoth(t *testing.T) {
 		"LATTICEKEEP_COMPLIANCE_REPORTS":             {"s3://reports", "compliance.reports", "s3://reports"},
 		"LATTICEKEEP_MAIL_SMTP_PASSWORD_FILE":        {"/other", "mail.smtp.passwordFile", "/other"},
 		"LATTICEKEEP_MAIL_SMTP_SECURITY":             {"starttls", "mail.smtp.security", "starttls"},
+		"LATTICEKEEP_EGRESS_ALLOW":                   {"10.21.0.0/16,fd00::/8", "egress.allow", "[10.21.0.0/16 fd00::/8]"},
+		"LATTICEKEEP_EGRESS_CA_FILE":                 {"/other.pem", "egress.caFile", "/other.pem"},
 		"LATTICEKEEP_RATE_V1":                        {"7", "rate.v1", "7"},
 		"LATTICEKEEP_TRUSTED_PROXIES":                {" 10.1.0.0/16, ::1 ", "trustedProxies", "[10.1.0.0/16 ::1]"},
 		"LATTICEKEEP_REGISTRATION_CLOSED":            {"true", "registration.closed", "true"},

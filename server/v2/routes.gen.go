@@ -332,6 +332,24 @@ type ServerInterface interface {
 	// ListCredentialVersions List the versions of a credential
 	// (GET /api/v2/vault/{credential_id}/versions)
 	ListCredentialVersions(c *gin.Context, credentialId CredentialPath)
+	// ListWebhooks List webhooks
+	// (GET /api/v2/webhooks)
+	ListWebhooks(c *gin.Context)
+	// CreateWebhook Create a webhook
+	// (POST /api/v2/webhooks)
+	CreateWebhook(c *gin.Context)
+	// DeleteWebhook Delete a webhook
+	// (DELETE /api/v2/webhooks/{webhook_id})
+	DeleteWebhook(c *gin.Context, webhookId string)
+	// ListDeliveries List deliveries
+	// (GET /api/v2/webhooks/{webhook_id}/deliveries)
+	ListDeliveries(c *gin.Context, webhookId string)
+	// ResendDelivery Send a dead delivery again
+	// (POST /api/v2/webhooks/{webhook_id}/deliveries/{delivery_id}/resend)
+	ResendDelivery(c *gin.Context, webhookId string, deliveryId string)
+	// TestWebhook Send a test event
+	// (POST /api/v2/webhooks/{webhook_id}/test)
+	TestWebhook(c *gin.Context, webhookId string)
 }
 
 // ServerInterfaceWrapper converts contexts to parameters.
@@ -2975,6 +2993,141 @@ func (siw *ServerInterfaceWrapper) ListCredentialVersions(c *gin.Context) {
 	siw.Handler.ListCredentialVersions(c, credentialId)
 }
 
+// ListWebhooks operation middleware
+func (siw *ServerInterfaceWrapper) ListWebhooks(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ListWebhooks(c)
+}
+
+// CreateWebhook operation middleware
+func (siw *ServerInterfaceWrapper) CreateWebhook(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.CreateWebhook(c)
+}
+
+// DeleteWebhook operation middleware
+func (siw *ServerInterfaceWrapper) DeleteWebhook(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "webhook_id" -------------
+	var webhookId string
+
+	err = runtime.BindStyledParameterWithOptions("simple", "webhook_id", c.Param("webhook_id"), &webhookId, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter webhook_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.DeleteWebhook(c, webhookId)
+}
+
+// ListDeliveries operation middleware
+func (siw *ServerInterfaceWrapper) ListDeliveries(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "webhook_id" -------------
+	var webhookId string
+
+	err = runtime.BindStyledParameterWithOptions("simple", "webhook_id", c.Param("webhook_id"), &webhookId, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter webhook_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ListDeliveries(c, webhookId)
+}
+
+// ResendDelivery operation middleware
+func (siw *ServerInterfaceWrapper) ResendDelivery(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "webhook_id" -------------
+	var webhookId string
+
+	err = runtime.BindStyledParameterWithOptions("simple", "webhook_id", c.Param("webhook_id"), &webhookId, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter webhook_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "delivery_id" -------------
+	var deliveryId string
+
+	err = runtime.BindStyledParameterWithOptions("simple", "delivery_id", c.Param("delivery_id"), &deliveryId, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter delivery_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ResendDelivery(c, webhookId, deliveryId)
+}
+
+// TestWebhook operation middleware
+func (siw *ServerInterfaceWrapper) TestWebhook(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "webhook_id" -------------
+	var webhookId string
+
+	err = runtime.BindStyledParameterWithOptions("simple", "webhook_id", c.Param("webhook_id"), &webhookId, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter webhook_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.TestWebhook(c, webhookId)
+}
+
 // GinServerOptions provides options for the Gin server.
 type GinServerOptions struct {
 	BaseURL      string
@@ -3067,6 +3220,12 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.DELETE(options.BaseURL+"/api/v2/groups/:group_id/members/:subject", wrapper.RemoveGroupMember)
 	router.PUT(options.BaseURL+"/api/v2/groups/:group_id/members/:subject", wrapper.AddGroupMember)
 	router.POST(options.BaseURL+"/api/v2/access/check", wrapper.CheckAccess)
+	router.GET(options.BaseURL+"/api/v2/webhooks", wrapper.ListWebhooks)
+	router.POST(options.BaseURL+"/api/v2/webhooks", wrapper.CreateWebhook)
+	router.DELETE(options.BaseURL+"/api/v2/webhooks/:webhook_id", wrapper.DeleteWebhook)
+	router.POST(options.BaseURL+"/api/v2/webhooks/:webhook_id/test", wrapper.TestWebhook)
+	router.GET(options.BaseURL+"/api/v2/webhooks/:webhook_id/deliveries", wrapper.ListDeliveries)
+	router.POST(options.BaseURL+"/api/v2/webhooks/:webhook_id/deliveries/:delivery_id/resend", wrapper.ResendDelivery)
 	router.GET(options.BaseURL+"/api/v2/api-keys", wrapper.ListAPIKeys)
 	router.POST(options.BaseURL+"/api/v2/api-keys", wrapper.CreateAPIKey)
 	router.DELETE(options.BaseURL+"/api/v2/api-keys/:key_id", wrapper.RevokeAPIKey)

@@ -23,14 +23,17 @@ import (
 	"github.com/latticekeep/latticekeep/internal/sealingkey"
 	"github.com/latticekeep/latticekeep/internal/transit"
 	"github.com/latticekeep/latticekeep/internal/vault"
+	"github.com/latticekeep/latticekeep/internal/webhooks"
 	"github.com/latticekeep/latticekeep/server/gate"
 	"github.com/latticekeep/latticekeep/server/v2/credentials"
+	"github.com/latticekeep/latticekeep/server/v2/webhookapi"
 )
 
 // Services are the services that the endpoints call. All except Reports and Cluster are required.
 type Services struct {
 	Vault      *vault.Vault
 	Transit    *transit.Transit
+	Webhooks   *webhooks.Service
 	Identity   *identity.Service
 	Audit      *writer.Log
 	Reader     *reader.Reader
@@ -57,6 +60,7 @@ type Config struct {
 // endpoints implements all endpoints, with one type for each resource.
 type endpoints struct {
 	*credentials.API
+	*webhookapi.Endpoints
 	*cryptoAPI
 	*accountAPI
 	*accessAPI
@@ -73,6 +77,7 @@ var _ ServerInterface = (*endpoints)(nil)
 func newEndpoints(c Config) *endpoints {
 	return &endpoints{
 		credentials.New(c.Vault),
+		webhookapi.New(c.Webhooks),
 		&cryptoAPI{c.Transit},
 		&accountAPI{identity: c.Identity, now: c.Now, secureCookies: c.SecureCookies},
 		&accessAPI{c.Identity},
@@ -160,6 +165,13 @@ func Operations() map[string]gate.Operation {
 		"deleteGroup":       {Action: authz.DeleteGroup},
 		"addGroupMember":    {Action: authz.ChangeGroup},
 		"removeGroupMember": {Action: authz.ChangeGroup},
+
+		"listWebhooks":   {Action: authz.ListWebhooks},
+		"createWebhook":  {Action: authz.CreateWebhook},
+		"deleteWebhook":  {Action: authz.DeleteWebhook},
+		"testWebhook":    {Action: authz.SendWebhook},
+		"listDeliveries": {Action: authz.ListWebhooks},
+		"resendDelivery": {Action: authz.SendWebhook},
 
 		"createAPIKey":  {Action: authz.CreateAPIKey},
 		"listAPIKeys":   {Action: authz.ListAPIKeys},

@@ -41,6 +41,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store/postgres"
 	"github.com/latticekeep/latticekeep/internal/transit"
 	"github.com/latticekeep/latticekeep/internal/vault"
+	"github.com/latticekeep/latticekeep/internal/webhooks"
 	"github.com/latticekeep/latticekeep/server"
 	"github.com/latticekeep/latticekeep/server/gate"
 	"github.com/latticekeep/latticekeep/test/pgtest"
@@ -88,6 +89,7 @@ func assembleAt(t testing.TB, url string, open Open, change ...func(*server.Conf
 	s.openReports()
 	now := s.Clock.Now
 	s.Vault = vault.New(s.Store, s.Guard, s.Keys, now)
+	s.Webhooks = webhooks.New(s.Store, s.Guard, s.Keys, now)
 	s.Transit = transit.New(s.Store, s.Guard, s.Keys, now)
 	s.Sealing = sealingkey.New(s.Store, s.Guard, s.Reader, s.Keys, sealingkey.Options{InUse: s.Vault.SealingKeyUse, Now: now})
 	s.Custody = custody.New(s.Store, s.Guard, s.Keys, custody.Options{Now: now, Destroy: func(context.Context, string) (kms.Destruction, error) {

@@ -181,6 +181,11 @@ const (
 	EventTypeUSERSIGNEDIN           EventType = "USER_SIGNED_IN"
 	EventTypeUSERSIGNEDOUT          EventType = "USER_SIGNED_OUT"
 	EventTypeVERIFICATIONREQUESTED  EventType = "VERIFICATION_REQUESTED"
+	EventTypeWEBHOOKCREATED         EventType = "WEBHOOK_CREATED"
+	EventTypeWEBHOOKDELETED         EventType = "WEBHOOK_DELETED"
+	EventTypeWEBHOOKFAILED          EventType = "WEBHOOK_FAILED"
+	EventTypeWEBHOOKLISTED          EventType = "WEBHOOK_LISTED"
+	EventTypeWEBHOOKSENT            EventType = "WEBHOOK_SENT"
 )
 
 // Valid indicates whether the value is a known member of the EventType enum.
@@ -369,6 +374,16 @@ func (e EventType) Valid() bool {
 	case EventTypeUSERSIGNEDOUT:
 		return true
 	case EventTypeVERIFICATIONREQUESTED:
+		return true
+	case EventTypeWEBHOOKCREATED:
+		return true
+	case EventTypeWEBHOOKDELETED:
+		return true
+	case EventTypeWEBHOOKFAILED:
+		return true
+	case EventTypeWEBHOOKLISTED:
+		return true
+	case EventTypeWEBHOOKSENT:
 		return true
 	default:
 		return false

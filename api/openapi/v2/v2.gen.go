@@ -369,6 +369,51 @@ func (e CredentialVersionChange) Valid() bool {
 	}
 }
 
+// Defines values for DeliveryReason.
+const (
+	DeliveryReasonNoHttp      DeliveryReason = "no_http"
+	DeliveryReasonTimeout     DeliveryReason = "timeout"
+	DeliveryReasonTls         DeliveryReason = "tls"
+	DeliveryReasonUnreachable DeliveryReason = "unreachable"
+)
+
+// Valid indicates whether the value is a known member of the DeliveryReason enum.
+func (e DeliveryReason) Valid() bool {
+	switch e {
+	case DeliveryReasonNoHttp:
+		return true
+	case DeliveryReasonTimeout:
+		return true
+	case DeliveryReasonTls:
+		return true
+	case DeliveryReasonUnreachable:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for DeliveryState.
+const (
+	DeliveryStateDead      DeliveryState = "dead"
+	DeliveryStateDelivered DeliveryState = "delivered"
+	DeliveryStateWaiting   DeliveryState = "waiting"
+)
+
+// Valid indicates whether the value is a known member of the DeliveryState enum.
+func (e DeliveryState) Valid() bool {
+	switch e {
+	case DeliveryStateDead:
+		return true
+	case DeliveryStateDelivered:
+		return true
+	case DeliveryStateWaiting:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for DestroyKMSKeyAnswerSuccess.
 const (
 	DestroyKMSKeyAnswerSuccessTrue DestroyKMSKeyAnswerSuccess = true
@@ -559,6 +604,11 @@ const (
 	EventTypeUSERSIGNEDIN           EventType = "USER_SIGNED_IN"
 	EventTypeUSERSIGNEDOUT          EventType = "USER_SIGNED_OUT"
 	EventTypeVERIFICATIONREQUESTED  EventType = "VERIFICATION_REQUESTED"
+	EventTypeWEBHOOKCREATED         EventType = "WEBHOOK_CREATED"
+	EventTypeWEBHOOKDELETED         EventType = "WEBHOOK_DELETED"
+	EventTypeWEBHOOKFAILED          EventType = "WEBHOOK_FAILED"
+	EventTypeWEBHOOKLISTED          EventType = "WEBHOOK_LISTED"
+	EventTypeWEBHOOKSENT            EventType = "WEBHOOK_SENT"
 )
 
 // Valid indicates whether the value is a known member of the EventType enum.
@@ -747,6 +797,16 @@ func (e EventType) Valid() bool {
 	case EventTypeUSERSIGNEDOUT:
 		return true
 	case EventTypeVERIFICATIONREQUESTED:
+		return true
+	case EventTypeWEBHOOKCREATED:
+		return true
+	case EventTypeWEBHOOKDELETED:
+		return true
+	case EventTypeWEBHOOKFAILED:
+		return true
+	case EventTypeWEBHOOKLISTED:
+		return true
+	case EventTypeWEBHOOKSENT:
 		return true
 	default:
 		return false
@@ -2061,6 +2121,14 @@ type CreatedAPIKey struct {
 	Success Succeeded    `json:"success"`
 }
 
+// CreatedWebhook defines model for CreatedWebhook.
+type CreatedWebhook struct {
+	// Secret Verifies the signatures; shown here and never again.
+	Secret  string    `json:"secret"`
+	Success Succeeded `json:"success"`
+	Webhook Webhook   `json:"webhook"`
+}
+
 // Credential What there is to know about a credential without its values.
 type Credential struct {
 	CreatedAt time.Time `json:"created_at"`
@@ -2268,6 +2336,51 @@ type DeletedGroup struct {
 type DeletedPolicy struct {
 	PolicyId string    `json:"policy_id"`
 	Success  Succeeded `json:"success"`
+}
+
+// DeletedWebhook defines model for DeletedWebhook.
+type DeletedWebhook struct {
+	Success   Succeeded `json:"success"`
+	WebhookId string    `json:"webhook_id"`
+}
+
+// Delivery defines model for Delivery.
+type Delivery struct {
+	Attempts   int       `json:"attempts"`
+	CreatedAt  time.Time `json:"created_at"`
+	DeliveryId string    `json:"delivery_id"`
+	Event      string    `json:"event"`
+
+	// NextAt No attempt is made before this; absent if one is made at once, or none.
+	NextAt *time.Time `json:"next_at,omitempty"`
+
+	// Reason Why there was no answer to the last attempt.
+	Reason *DeliveryReason `json:"reason,omitempty"`
+	State  DeliveryState   `json:"state"`
+
+	// Status The status of the last answer; absent if there was none.
+	Status *int `json:"status,omitempty"`
+
+	// TriedAt The last attempt; absent before the first.
+	TriedAt *time.Time `json:"tried_at,omitempty"`
+}
+
+// DeliveryReason Why there was no answer to the last attempt.
+type DeliveryReason string
+
+// DeliveryState defines model for Delivery.State.
+type DeliveryState string
+
+// DeliveryAnswer defines model for DeliveryAnswer.
+type DeliveryAnswer struct {
+	Delivery Delivery  `json:"delivery"`
+	Success  Succeeded `json:"success"`
+}
+
+// DeliveryList defines model for DeliveryList.
+type DeliveryList struct {
+	Deliveries []Delivery `json:"deliveries"`
+	Success    Succeeded  `json:"success"`
 }
 
 // DestroyKMSKeyAnswer defines model for DestroyKMSKeyAnswer.
@@ -3559,6 +3672,30 @@ type VerifyResult struct {
 	Valid bool `json:"valid"`
 }
 
+// Webhook defines model for Webhook.
+type Webhook struct {
+	CreatedAt   time.Time `json:"created_at"`
+	Description string    `json:"description"`
+
+	// Host Host and port of the URL. Empty if the stored webhook is damaged, so that it can only be deleted.
+	Host      string `json:"host"`
+	WebhookId string `json:"webhook_id"`
+}
+
+// WebhookList defines model for WebhookList.
+type WebhookList struct {
+	Success  Succeeded `json:"success"`
+	Webhooks []Webhook `json:"webhooks"`
+}
+
+// WebhookRequest defines model for WebhookRequest.
+type WebhookRequest struct {
+	Description *string `json:"description,omitempty"`
+
+	// Url https, with port 443 or one from 1024 on, without user, password and fragment.
+	Url string `json:"url"`
+}
+
 // CredentialPath defines model for CredentialPath.
 type CredentialPath = string
 
@@ -4043,3 +4180,6 @@ type RenewCredentialJSONRequestBody = RenewRequest
 
 // UndoCredentialJSONRequestBody defines body for UndoCredential for application/json ContentType.
 type UndoCredentialJSONRequestBody = UndoRequest
+
+// CreateWebhookJSONRequestBody defines body for CreateWebhook for application/json ContentType.
+type CreateWebhookJSONRequestBody = WebhookRequest
