@@ -35,7 +35,6 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store/postgres"
 	"github.com/latticekeep/latticekeep/internal/transit"
 	"github.com/latticekeep/latticekeep/internal/vault"
-	"github.com/latticekeep/latticekeep/internal/webhooks"
 )
 
 // deployment is an opened store with its keys and log: the core that server and operator share.
@@ -53,7 +52,6 @@ type deployment struct {
 	identity *identity.Service
 	vault    *vault.Vault
 	transit  *transit.Transit
-	webhooks *webhooks.Service
 	sealing  *sealingkey.Service
 	custody  *custody.Service
 }
@@ -145,7 +143,6 @@ func openDeployment(ctx context.Context, p deploymentOptions) (_ *deployment, er
 		return nil, err
 	}
 	d.vault = vault.New(s, d.guard, d.keys, p.now)
-	d.webhooks = webhooks.New(s, d.guard, d.keys, p.now)
 	d.transit = transit.New(s, d.guard, d.keys, p.now)
 	d.sealing = sealingkey.New(s, d.guard, d.reader, d.keys, sealingkey.Options{
 		InUse: eitherUse(d.vault.SealingKeyUse, p.objects), Policy: p.policy, Accepted: p.accepted, Now: p.now,

@@ -36,6 +36,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/quota"
 	"github.com/latticekeep/latticekeep/internal/store/format"
 	"github.com/latticekeep/latticekeep/internal/store/postgres"
+	"github.com/latticekeep/latticekeep/internal/webhooks"
 	"github.com/latticekeep/latticekeep/server"
 	"github.com/latticekeep/latticekeep/server/gate"
 )
@@ -324,6 +325,7 @@ func (s *service) run(ctx context.Context, l net.Listener, config server.Config,
 	s.identity.Access.Ready = s.everyReplicaReads(format.Policies)
 	s.vault.Rules.Ready = s.everyReplicaReads(format.Kept)
 	s.vault.Lifetimes.Remind = s.remind
+	s.webhooks = webhooks.New(s.store, s.guard, s.keys, s.now)
 	config.Webhooks = s.webhooks
 	config.Names = names.New(s.store, s.guard, s.identity, s.transit)
 	config.Sealing, config.Custody, config.Recipients = s.sealing, s.custody, s.recipients

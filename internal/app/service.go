@@ -31,19 +31,21 @@ import (
 	"github.com/latticekeep/latticekeep/internal/quota"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/lifetime"
+	"github.com/latticekeep/latticekeep/internal/webhooks"
 )
 
 // service holds the parts that run side by side, in development and in production.
 type service struct {
 	*deployment
-	logger  *slog.Logger
-	calls   *metrics.Calls
-	now     func() time.Time
-	mails   mail.Transport
-	sender  string                    // sender of e-mails
-	egress  *egress.Client            // calls addresses that tenants name
-	cluster *rest.Config              // nil without an operator
-	tenants map[string]authz.TenantID // tenants by namespace
+	logger   *slog.Logger
+	calls    *metrics.Calls
+	now      func() time.Time
+	mails    mail.Transport
+	sender   string                    // sender of e-mails
+	webhooks *webhooks.Service         // made by run
+	egress   *egress.Client            // calls addresses that tenants name
+	cluster  *rest.Config              // nil without an operator
+	tenants  map[string]authz.TenantID // tenants by namespace
 
 	operator   controllers.Options // configured options only
 	operations net.Listener        // nil when the main listener serves operations

@@ -1,9 +1,13 @@
 package egress
 
 import (
+	"errors"
 	"net/netip"
 	"slices"
 )
+
+// ErrAddress is the cause when the address is not public and the operator's list does not have it.
+var ErrAddress = errors.New("the address is not public, and egress.allow does not have it")
 
 // closed are the networks of IPv4 that are not public, or that a caller of this server must not reach
 // (IANA's registry of special-purpose addresses, RFC 6890).

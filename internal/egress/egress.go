@@ -69,9 +69,6 @@ func (e *Error) Error() string { return string(e.Reason) + ": " + e.cause.Error(
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.cause }
 
-// ErrAddress is the cause when the address is not public and the operator's list does not have it.
-var ErrAddress = errors.New("the address is not public, and egress.allow does not have it")
-
 // Options configure a [Client].
 type Options struct {
 	Allow    []netip.Prefix // networks that may be called although they are not public

@@ -46,6 +46,20 @@ type Outbox struct {
 // Stats says how the sending of mails goes.
 type Stats = outbox.Stats
 
+const (
+	firstRetry, lastRetry = time.Second, time.Hour // the wait after a failure doubles from first to last
+	sendTimeout           = 30 * time.Second
+	parallel              = 4 // mails sent at the same time
+)
+
+// wait returns the time to the next attempt after some that failed.
+func wait(failed int) time.Duration {
+	if failed > 12 { // beyond this, the doubled second exceeds an hour
+		return lastRetry
+	}
+	return min(firstRetry<<(failed-1), lastRetry)
+}
+
 // NewOutbox returns the outbox of a store. A nil now means time.Now.
 func NewOutbox(s store.Store, keys *keyring.Ring, now func() time.Time) *Outbox {
 	if now == nil {

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/envelope"
@@ -18,20 +17,6 @@ import (
 // gives up when ctx ends. An error quotes neither the address nor the text. Calls are concurrent.
 type Transport interface {
 	Send(ctx context.Context, e Envelope) error
-}
-
-const (
-	firstRetry, lastRetry = time.Second, time.Hour // the wait after a failure doubles from first to last
-	sendTimeout           = 30 * time.Second
-	parallel              = 4 // mails sent at the same time
-)
-
-// wait returns the time to the next attempt after some that failed.
-func wait(failed int) time.Duration {
-	if failed > 12 { // beyond this, the doubled second exceeds an hour
-		return lastRetry
-	}
-	return min(firstRetry<<(failed-1), lastRetry)
 }
 
 // Queued returns how many mails wait in a store; from 1,024 on perhaps more. Error: fault.Unavailable.

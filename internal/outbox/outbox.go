@@ -62,8 +62,8 @@ type Deliver func(ctx context.Context, i Item) Outcome
 // Outcome is what an attempt ended with.
 type Outcome struct {
 	Err   error     // why it failed; nil: the row is delivered
-	Final bool      // with Err: no later attempt can succeed, so the row is given up
-	Quiet bool      // without Err: nothing was delivered, and the row only goes
+	Final bool      // if Err is set: no later attempt can succeed, so the row is given up
+	Quiet bool      // if Err is nil: nothing was delivered, and the row only goes
 	Made  time.Time // when the row was made; zero if that is not known
 	Kind  string    // kind of the row, for the log
 	// Note is part of the transaction that stores the outcome; nil for nothing to store.

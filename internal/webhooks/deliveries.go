@@ -38,7 +38,7 @@ type Delivery struct {
 	Event     string // type of the event
 	State     State
 	Attempts  int
-	Status    int       // of the last answer; 0: there was none
+	Status    int       // status of the last answer; 0: there was none
 	Reason    string    // why there was none; empty otherwise
 	CreatedAt time.Time // when the event happened
 	TriedAt   time.Time // the last attempt; zero: none
@@ -47,16 +47,10 @@ type Delivery struct {
 
 // Bounds of the deliveries of a webhook.
 const (
-	maxDeliveries = 100 // that are kept; those that wait are not counted out
+	maxDeliveries = 100 // kept deliveries; those that wait always stay
 	maxWaiting    = 10  // beyond this nobody adds some by hand
 	keepFor       = 30 * 24 * time.Hour
 	maxNamed      = 100 // credentials in one event
-)
-
-// Families of the rows of deliveries.
-const (
-	DeliveryFamily = "webhook-delivery/"
-	OutboxFamily   = "webhook-outbox/"
 )
 
 // deliveryRow is a stored delivery. Its MAC keeps others from having a body of theirs signed.
@@ -70,10 +64,6 @@ type deliveryRow struct {
 	CreatedAt time.Time       `json:"created_at"`
 	Since     time.Time       `json:"since"` // attempts end some days after this; later than created_at once it was sent again
 	TriedAt   time.Time       `json:"tried_at,omitzero"`
-}
-
-func deliveriesPrefix(tenant authz.TenantID, id string) []byte {
-	return []byte(DeliveryFamily + string(tenant) + "/" + id + "/")
 }
 
 func deliveryKey(tenant authz.TenantID, id, msg string) []byte {

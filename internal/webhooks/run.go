@@ -23,23 +23,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
-// waits are the times to the next attempt after the first failure, the second one and so on: those that
-// the specification proposes.
-var waits = []time.Duration{
-	5 * time.Second, 5 * time.Minute, 30 * time.Minute, 2 * time.Hour, 5 * time.Hour, 10 * time.Hour, 14 * time.Hour, 20 * time.Hour, 24 * time.Hour,
-}
-
-const (
-	// lasts is how long attempts are made: until the last of waits is over, if none comes early.
-	lasts = 76 * time.Hour
-	// parallel is how many deliveries are sent at the same time. Receivers that do not answer hold up
-	// those of other tenants for some time.
-	parallel = 16
-)
-
-func wait(failed int) time.Duration { return waits[min(failed, len(waits))-1] }
-
-const secretPrefix = "whsec_"
+// lasts is how long attempts are made: until the last of waits is over, if none comes early.
+const lasts = 76 * time.Hour
 
 // sign returns the value of the header webhook-signature.
 func sign(secret []byte, id, timestamp string, body []byte) string {
@@ -73,7 +58,7 @@ func (s *Service) deliver(client *egress.Client) outbox.Deliver {
 			return t.die(out, errors.New("it, or its webhook, is damaged"))
 		case t.row.Event != "" && s.now().Sub(t.row.Since) > lasts: // after an outage, or of a backup
 			return t.die(out, errors.New("it could not be delivered in time"))
-		case err != nil: // of the store or the KMS
+		case err != nil: // the store or the KMS does not answer
 			out.Err = err
 			return out
 		}

@@ -46,7 +46,7 @@ import (
 
 // Bounds.
 const (
-	maxWebhooks    = 10  // of a tenant
+	maxWebhooks    = 10  // webhooks of a tenant
 	maxDescription = 255 // bytes
 	secretSize     = 32  // bytes; the specification has 24 to 64
 )
@@ -54,7 +54,7 @@ const (
 // Webhook is an address that is told.
 type Webhook struct {
 	ID          string
-	Host        string // of the URL; the rest may hold a token, and is not shown
+	Host        string // host of the URL; the rest may hold a token, and is not shown
 	Description string
 	CreatedAt   time.Time
 }
@@ -74,6 +74,18 @@ type Service struct {
 	outbox *outbox.Outbox
 	now    func() time.Time
 }
+
+// waits are the times to the next attempt after the first failure, the second one and so on: those that
+// the specification proposes.
+var waits = []time.Duration{
+	5 * time.Second, 5 * time.Minute, 30 * time.Minute, 2 * time.Hour, 5 * time.Hour, 10 * time.Hour, 14 * time.Hour, 20 * time.Hour, 24 * time.Hour,
+}
+
+// parallel is how many deliveries are sent at the same time. Receivers that do not answer hold up those of
+// other tenants for some time.
+const parallel = 16
+
+func wait(failed int) time.Duration { return waits[min(failed, len(waits))-1] }
 
 // New returns the webhooks in a store.
 func New(s store.Store, guard *guard.Guard, keys *keyring.Ring, now func() time.Time) *Service {
@@ -112,8 +124,15 @@ const (
 	deliveryPrefix = "msg"
 )
 
-// Family begins the keys of webhooks.
-const Family = "webhook/"
+// secretPrefix begins a secret as it is shown.
+const secretPrefix = "whsec_"
+
+// Families of the rows of webhooks, of their deliveries, and of those that wait.
+const (
+	Family         = "webhook/"
+	DeliveryFamily = "webhook-delivery/"
+	OutboxFamily   = "webhook-outbox/"
+)
 
 // content is the plaintext of a webhook's row.
 type content struct {
@@ -126,6 +145,10 @@ type content struct {
 func tenantPrefix(tenant authz.TenantID) []byte { return []byte(Family + string(tenant) + "/") }
 
 func key(tenant authz.TenantID, id string) []byte { return append(tenantPrefix(tenant), id...) }
+
+func deliveriesPrefix(tenant authz.TenantID, id string) []byte {
+	return []byte(DeliveryFamily + string(tenant) + "/" + id + "/")
+}
 
 func event(t audit.EventType, p authz.Principal, id string) audit.Event {
 	e := audit.Event{Type: t, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.WebhookResource}}
