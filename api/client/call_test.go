@@ -44,7 +44,6 @@ func TestEveryIDArrivesAsItIs(t *testing.T) {
 		}
 		all := n.all()
 		plain := strings.Split(all[len(all)-1].path, "/")
-		at := slices.Index(plain, "id")
 		for id, want := range map[string]string{
 			".": "%2E", "..": "%2E%2E", "...": "...", ".a": ".a", "%2e": "%252e", "%2E%2E": "%252E%252E",
 			"/": "%2F", "../x": "..%2Fx", "a b+c": "a%20b+c", "?#": "%3F%23", "ü": "%C3%BC",
@@ -54,17 +53,19 @@ func TestEveryIDArrivesAsItIs(t *testing.T) {
 			all := n.all()
 			escaped := all[len(all)-1].escaped
 			got := strings.Split(escaped, "/")
-			if err != nil || len(got) != len(plain) || got[at] != want {
-				t.Errorf("%s(%q) asks for %s: %v", name, id, escaped, err)
-				continue
+			wanted := slices.Clone(plain)
+			for i, part := range plain { // some have two ids
+				if part == "id" {
+					wanted[i] = want
+				}
 			}
 			for i := range got { // a member of a group has two ids
 				if plain[i] == "id" && got[i] == want {
-					got[i] = "id"
+					got[i]if err != "id"
 				}
 			}
-			if !slices.Equal(got, plain) {
-				t.Errorf("%s(%q) asks for %s", name, id, escaped)
+			ifnil || !slices.Equal(got, wanted) {
+				t.Errorf("%s(%q) asks for %s: %v", name, id, escaped, err)
 			}
 		}
 	})
