@@ -3,16 +3,15 @@ package server_test
 import (
 	"context"
 	"encoding/base64"
-	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/compliance"
-	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/identity/records"
 	"github.com/latticekeep/latticekeep/internal/sealing"
@@ -33,7 +32,7 @@ type world struct {
 	tenant authz.TenantID
 	owner  servertest.Account
 	keys   map[string]string // API keys by their one scope
-	hooks  []string          // webhooks, oldest first
+	hooks  []string          // webhooks that examples made, oldest first
 	spare  []string          // addresses of users that nothing was done with
 	n      int
 }
@@ -576,11 +575,12 @@ func (w *world) policyName() string { return w.word + " " + authz.NewID("x") }
 // webhook returns the id of a new webhook. It deletes older ones, since a tenant has few.
 func (w *world) webhook() string {
 	ctx, by := context.Background(), administrator(w.tenant)
-	if len(w.hooks) > 7 {
-		if err := w.Webhooks.Delete(ctx, by, w.hooks[0]); !errors.Is(err, fault.NotFound) { // an example has deleted it
-			w.must(err)
+	all, err := w.Webhooks.List(ctx, by)
+	w.must(err)
+	for _, old := range all {
+		if len(all) > 7 && !slices.Contains(w.hooks[max(0, len(w.hooks)-6):], old.ID) {
+			w.must(w.Webhooks.Delete(ctx, by, old.ID))
 		}
-		w.hooks = w.hooks[1:]
 	}
 	made, _, err := w.Webhooks.Create(ctx, by, webhooks.Request{URL: "https://hooks.example.com/" + w.word, Description: w.word})
 	w.must(err)

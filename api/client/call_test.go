@@ -59,12 +59,7 @@ func TestEveryIDArrivesAsItIs(t *testing.T) {
 					wanted[i] = want
 				}
 			}
-			for i := range got { // a member of a group has two ids
-				if plain[i] == "id" && got[i] == want {
-					got[i]if err != "id"
-				}
-			}
-			ifnil || !slices.Equal(got, wanted) {
+			if err != nil || !slices.Equal(got, wanted) {
 				t.Errorf("%s(%q) asks for %s: %v", name, id, escaped, err)
 			}
 		}
