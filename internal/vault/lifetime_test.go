@@ -258,7 +258,7 @@ func TestATrashedCredentialThatIsPutBack(t *testing.T) {
 	}
 }
 
-// Promise: a tenant is reminded 30, 7 and 1 days before a credential expires, at most once a day, and of
+// Promise: a tenant is reminded 30, 7 and 1 days before a credential expires, at most twice a day, and of
 // nothing that renews itself or has a shorter life.
 func TestATenantIsRemindedBeforeCredentialsExpire(t *testing.T) {
 	f := newFixture(t, 0)
@@ -318,18 +318,19 @@ func TestATenantIsRemindedBeforeCredentialsExpire(t *testing.T) {
 	want("30 days before", 1, 2)
 	names(30, long)
 	also := seal(f.a, "also", 31)
-	f.advance(day - time.Second)
+	f.advance(time.Minute)
 	more := seal(f.a, "more", 31)
-	want("twice a day", 1, 2)
-	f.advance(time.Second)
+	f.advance(day - time.Minute)
 	want("the next day", 2, 2)
 	names(30, also)
-	f.advance(day)
-	want("the day after that", 3, 2)
+	f.advance(day/2 - time.Second)
+	want("a third time a day", 2, 2)
+	f.advance(time.Second)
+	want("in time for the day before", 3, 2)
 	names(30, more)
 	f.advance(2 * day)
 	want("no such moment came", 3, 2)
-	f.advance(19 * day)
+	f.advance(19*day + day/2)
 	fails = fault.New(fault.Unavailable, "the KMS does not answer")
 	if _, err := f.vault.Sweep(t.Context()); !errors.Is(err, fault.Unavailable) {
 		t.Error(err)
@@ -338,6 +339,14 @@ func TestATenantIsRemindedBeforeCredentialsExpire(t *testing.T) {
 	want("7 days before, after an outage of the KMS", 4, 2)
 	f.advance(day - time.Second)
 	want("once", 4, 2)
+	f.advance(1000 * day)
+	seal(f.a, "far", 8)
+	f.advance(day)
+	want("by a clock that runs ahead", 5, 2)
+	f.advance(-900 * day)
+	seal(f.a, "near", 8)
+	f.advance(day)
+	want("by one that is right", 6, 2)
 	f.verify()
 }
 

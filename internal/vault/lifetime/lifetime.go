@@ -244,6 +244,10 @@ const day = 24 * time.Hour
 // remindBefore says how long before a credential expires its tenant is reminded.
 var remindBefore = []time.Duration{30 * day, 7 * day, day}
 
+// remindEvery is the least time between two reminders of a tenant. It is half of the last of remindBefore, so
+// that one of it never comes too late.
+const remindEvery = day / 2
+
 // remindLate is how long after such a moment a reminder still goes out, for example after an outage.
 const remindLate = 7 * day
 
@@ -255,7 +259,7 @@ func (k *Keeper) reminded(rd store.Reader, tenant authz.TenantID) (time.Time, er
 	if errors.Is(err, fault.Internal) { // a damaged row costs one more mail
 		row, err = nil, nil
 	}
-	if err != nil || row == nil {
+	if err != nil || row == nil || row.Sub(k.now()) > remindEvery { // written by a clock that ran ahead
 		return time.Time{}, err
 	}
 	return *row, nil
@@ -286,22 +290,22 @@ func came(r *record.Record, since, now time.Time) (days int) {
 }
 
 // isSoon reports whether the tenant of a credential is to be reminded of it: one of the moments of
-// remindBefore came after the last reminder, which is at least a day ago.
+// remindBefore came after the last reminder, which is at least remindEvery ago.
 func (k *Keeper) isSoon(rd store.Reader, r *record.Record) (bool, error) {
 	now := k.now()
 	if came(r, now.Add(-remindLate), now) == 0 {
 		return false, nil
 	}
 	last, err := k.reminded(rd, r.Tenant)
-	if err != nil || now.Sub(last) < day || came(r, last, now) == 0 {
+	if err != nil || now.Sub(last) < remindEvery || came(r, last, now) == 0 {
 		return false, err
 	}
 	of, err := k.rows.IsObjects(rd, r.Tenant, r.ID)
 	return !of && err == nil, err
 }
 
-// find returns the credentials of which a tenant is reminded now. It reads all of its credentials, at
-// most once a day, some at a time.
+// find returns the credentials of which a tenant is reminded now. It reads all of its credentials,
+// some at a time.
 func (k *Keeper) find(ctx context.Context, tenant authz.TenantID) ([]Soon, error) {
 	all := []Soon{}
 	for rng := store.Prefix(record.TenantPrefix(tenant)); rng.From != nil; {
@@ -357,7 +361,7 @@ func (k *Keeper) remind(ctx context.Context, tenant authz.TenantID) error {
 	}
 	return k.store.Update(ctx, func(tx store.Tx) error {
 		last, err := k.reminded(tx, tenant)
-		if err != nil || k.now().Sub(last) < day {
+		if err != nil || k.now().Sub(last) < remindEvery {
 			return err
 		}
 		return errors.Join(put(tx), mac.Put(k.macs, tx, []byte(RemindedFamily+string(tenant)), k.now().UTC()))
