@@ -69,7 +69,7 @@ var ours = map[string]string{
 	"server/v2": "api/openapi api/openapi/v2 api/v1beta1 server/gate server/v2/credentials server/v2/webhookapi internal/webhooks internal/vault internal/transit internal/names internal/identity internal/sealingkey internal/custody internal/sealing internal/keyring " +
 		"internal/compliance internal/compliance/assessor internal/backup internal/audit internal/audit/guard internal/audit/reader internal/audit/writer internal/authz internal/fair internal/fault internal/secret",
 	"server/v2/webhookapi":  "api/openapi/v2 server/gate internal/webhooks",
-	"server/v2/credentials": "api/openapi/v2 server/gate internal/vault internal/vault/kept internal/vault/listing internal/authz internal/fault internal/secret",
+	"server/v2/credentials": "api/openapi/v2 server/gate internal/settings internal/vault internal/vault/bounds internal/vault/kept internal/vault/listing internal/authz internal/fault internal/secret",
 	"server/asset":          "",
 	"server/dashboard":      "server/asset",
 	"server/gate":           "internal/connections internal/fair internal/state internal/identity internal/audit internal/audit/guard internal/authz internal/quota internal/fault internal/secret",
@@ -91,7 +91,8 @@ var ours = map[string]string{
 	"api/v1alpha1":   "api/v1beta1",
 	"config/crd":     "",
 
-	"internal/vault":                "internal/vault/bounds internal/vault/history internal/vault/idempotency internal/vault/kept internal/vault/lifetime internal/vault/listing internal/vault/nameindex internal/vault/pathindex internal/vault/mac internal/vault/record internal/keyring internal/audit internal/audit/chain internal/audit/guard internal/audit/verify internal/authz internal/state internal/store internal/frame internal/fault internal/secret",
+	"internal/vault":                "internal/settings internal/vault/bounds internal/vault/history internal/vault/idempotency internal/vault/kept internal/vault/lifetime internal/vault/listing internal/vault/nameindex internal/vault/pathindex internal/vault/mac internal/vault/record internal/keyring internal/audit internal/audit/chain internal/audit/guard internal/audit/verify internal/authz internal/state internal/store internal/frame internal/fault internal/secret",
+	"internal/settings":             "internal/vault/mac internal/vault/record internal/audit internal/audit/guard internal/authz internal/store internal/store/format internal/fault",
 	"internal/vault/bounds":         "internal/fault internal/secret",
 	"internal/vault/history":        "internal/vault/mac internal/vault/nameindex internal/vault/record internal/audit internal/authz internal/store",
 	"internal/vault/kept":           "internal/vault/mac internal/vault/record internal/audit internal/audit/guard internal/authz internal/state internal/store internal/store/format internal/fault",
@@ -101,10 +102,10 @@ var ours = map[string]string{
 	"internal/vault/listing":        "internal/vault/mac internal/vault/pathindex internal/vault/record internal/authz internal/state internal/store internal/fault",
 	"internal/vault/idempotency":    "internal/vault/mac internal/vault/record internal/authz internal/store internal/frame internal/fault internal/secret",
 	"internal/vault/mac":            "internal/vault/record internal/keyring internal/store internal/frame",
-	"internal/vault/record":         "internal/keyring internal/authz internal/envelope internal/dualsig internal/store internal/frame internal/fault internal/secret",
+	"internal/vault/record":         "internal/vault/bounds internal/keyring internal/authz internal/envelope internal/dualsig internal/store internal/frame internal/fault internal/secret",
 	"internal/sealingkey":           "api/v1beta1 internal/keyring internal/audit internal/audit/guard internal/audit/reader internal/authz internal/sealing internal/envelope internal/store internal/fault internal/secret",
 	"internal/identity/tokenreview": "internal/identity internal/fault",
-	"internal/names":                "internal/audit internal/audit/guard internal/authz internal/identity internal/state internal/store internal/transit internal/vault internal/fault",
+	"internal/names":                "internal/audit internal/audit/guard internal/authz internal/identity internal/state internal/store internal/transit internal/vault/record internal/fault",
 	"internal/custody":              "internal/keyring internal/kms internal/audit internal/audit/guard internal/authz internal/store internal/fault",
 	"internal/transit":              "internal/keyring internal/audit internal/audit/guard internal/authz internal/envelope internal/dualsig internal/state internal/store internal/frame internal/fault internal/secret",
 	"internal/identity": "internal/identity/access internal/identity/apikey internal/identity/email internal/identity/password internal/identity/records internal/identity/throttle internal/identity/tenant internal/identity/ticket internal/identity/token " +
@@ -144,7 +145,7 @@ var ours = map[string]string{
 	"internal/backup/schedule": "internal/backup internal/backup/commits internal/backup/restore internal/audit internal/audit/guard internal/audit/writer internal/authz internal/keyring internal/objects internal/store " +
 		"internal/store/format internal/fault",
 	"internal/backup/restore": "internal/backup internal/backup/commits internal/offline internal/keyring internal/audit/verify internal/store internal/store/bolt internal/store/commit internal/store/format",
-	"internal/backup/rollback": "internal/webhooks internal/identity internal/vault internal/vault/kept internal/vault/record internal/sealingkey internal/compliance/assessor internal/keyring internal/state internal/audit internal/audit/entries internal/audit/guard internal/audit/reader " +
+	"internal/backup/rollback": "internal/webhooks internal/identity internal/settings internal/vault internal/vault/kept internal/vault/record internal/sealingkey internal/compliance/assessor internal/keyring internal/state internal/audit internal/audit/entries internal/audit/guard internal/audit/reader " +
 		"internal/audit/verify internal/audit/writer internal/authz internal/store internal/store/bolt internal/store/format internal/fault",
 	"internal/generate":      "internal/dualsig internal/fault internal/secret",
 	"internal/compose":       "internal/fault internal/secret",

@@ -46,6 +46,8 @@ var access = map[string]string{
 	"v2 listHistoryRules":       "account:admin!",
 	"v2 putHistoryRule":         "account:admin",
 	"v2 deleteHistoryRule":      "account:admin",
+	"v2 getSettings":            "account:admin!",
+	"v2 changeSettings":         "account:admin",
 	"v2 patchCredential":        "vault:write", // and vault:read, once it knows what is asked
 	"v2 putCredentialByName":    "vault:write", // likewise
 	"v2 deleteCredential":       "vault:write!",

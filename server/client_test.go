@@ -165,6 +165,32 @@ func (o *tour) vaultThrough(t *testing.T, c *client.Client) {
 	if rules := answered(c.V2.ListHistoryRules(ctx))(t).Rules; !slices.Equal(rules, []v2.HistoryRule{{Path: "put", VersionsKept: 2}}) {
 		t.Errorf("rules %+v", rules)
 	}
+	never := v2.NeverExpiresTrue
+	request := v2.SealRequest{Name: "ci/lasting", CredentialType: "t", Values: map[string]string{"k": "v"}, NeverExpires: &never}
+	if _, err := c.V2.SealCredential(ctx, request, nil); err == nil || !strings.Contains(err.Error(), "never_expires_paths") {
+		t.Errorf("sealed where a credential must expire: %v", err)
+	}
+	if s := answered(c.V2.ChangeSettings(ctx, v2.SettingsRequest{NeverExpiresPaths: &[]string{"ci/**"}}))(t); !slices.Equal(s.NeverExpiresPaths, []string{"ci/**"}) {
+		t.Errorf("settings %+v", s)
+	}
+	lasting := answered(c.V2.SealCredential(ctx, request, nil))(t)
+	opened := answered(c.V2.UnsealCredential(ctx, lasting.CredentialId))(t)
+	if lasting.NeverExpires == nil || opened.NeverExpires == nil || opened.ExpiresAt.Format(time.RFC3339) != "9999-12-31T23:59:59Z" {
+		t.Errorf("sealed %+v, opened %+v", lasting, opened)
+	}
+	if s := answered(c.V2.GetVaultSummary(ctx, &v2.GetVaultSummaryParams{}))(t); s.NeverExpire == nil || *s.NeverExpire != 1 {
+		t.Errorf("summary %+v", s)
+	}
+	if ended := answered(c.V2.RenewCredential(ctx, lasting.CredentialId, v2.RenewRequest{TtlDays: new(3)}))(t); ended.NeverExpires != nil {
+		t.Errorf("renewed %+v", ended)
+	}
+	answered(c.V2.ChangeSettings(ctx, v2.SettingsRequest{NeverExpiresPaths: &[]string{}}))(t)
+	if s := answered(c.V2.GetSettings(ctx))(t); len(s.NeverExpiresPaths) != 0 {
+		t.Errorf("settings %+v", s)
+	}
+	if err := c.V2.DeleteCredential(ctx, lasting.CredentialId); err != nil {
+		t.Error(err)
+	}
 	if left := answered(c.V2.DeleteHistoryRule(ctx, &v2.DeleteHistoryRuleParams{Path: "put"}))(t); len(left.Rules) != 0 {
 		t.Errorf("rules %+v", left)
 	}

@@ -89,7 +89,7 @@ func TestEachEventIsAChangeOrServedOnAFullDisk(t *testing.T) {
 	served := []audit.EventType{
 		// reads
 		audit.SealingKeyListed, audit.ManifestResealed, audit.ManifestChecked, audit.BackupTaken, audit.KMSKeyListed, audit.TenantListed, audit.APIKeyListed,
-		audit.HistoryRuleListed, audit.WebhookListed, audit.PolicyListed, audit.GroupListed, audit.AccessChecked, audit.CredentialListed, audit.CredentialUnsealed, audit.KeyListed, audit.DataEncrypted, audit.DataDecrypted, audit.DataRewrapped, audit.DataSigned, audit.DataVerified,
+		audit.HistoryRuleListed, audit.WebhookListed, audit.SettingsRead, audit.PolicyListed, audit.GroupListed, audit.AccessChecked, audit.CredentialListed, audit.CredentialUnsealed, audit.KeyListed, audit.DataEncrypted, audit.DataDecrypted, audit.DataRewrapped, audit.DataSigned, audit.DataVerified,
 		audit.PublicKeyRead, audit.AccountRead, audit.SessionListed, audit.MemberListed, audit.AuditRead, audit.ProofRead, audit.AuditExported, audit.MetricsRead,
 		audit.ComplianceAssessed, audit.ComplianceScored, audit.ComplianceHistoryRead, audit.ComplianceReported, audit.InventoryRead,
 		// removals, and the sign-ins that they need

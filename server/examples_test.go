@@ -17,6 +17,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/sealing"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/settings"
 	"github.com/latticekeep/latticekeep/internal/transit"
 	"github.com/latticekeep/latticekeep/internal/vault"
 	"github.com/latticekeep/latticekeep/internal/vault/kept"
@@ -146,6 +147,10 @@ var examples = map[string]func(*world, operation) servertest.Request{
 	"v2 deleteCredential": (*world).exampleCredential,
 	"v2 listHistoryRules": func(w *world, o operation) servertest.Request { w.keptCredential(); return w.send(o, "", nil) },
 	"v2 putHistoryRule":   example("", object{"path": "example/**", "versions_kept": 5}),
+	"v2 getSettings":      func(w *world, o operation) servertest.Request { w.allowNeverExpires(); return w.send(o, "", nil) },
+	"v2 changeSettings": func(w *world, o operation) servertest.Request {
+		return w.send(o, "", object{"never_expires_paths": []string{w.word + "/**"}})
+	},
 	"v2 deleteHistoryRule": func(w *world, o operation) servertest.Request {
 		return example("?path="+w.word+"/**", nil)(w, o)
 	},
@@ -446,6 +451,12 @@ func (w *world) credential() string {
 	})
 	w.must(err)
 	return c.ID
+}
+
+// allowNeverExpires lets credentials of the word never expire.
+func (w *world) allowNeverExpires() {
+	_, err := w.Vault.Settings.Change(context.Background(), administrator(w.tenant), settings.Change{NeverExpires: &[]string{w.word + "/**"}})
+	w.must(err)
 }
 
 // keptCredential returns the id of a credential whose first version is kept.

@@ -116,6 +116,7 @@ var mayReturn = map[string]string{
 	"v2 patchCredential": "name credential_type", "v2 putCredentialByName": "name credential_type",
 	"v2 replaceCredential": "name credential_type", "v2 rotateCredential": "name credential_type", "v2 renameCredential": "name credential_type", "v2 undoCredential": "name credential_type", "v2 trashCredential": "name credential_type", "v2 renewCredential": "name credential_type",
 	"v2 listHistoryRules": "path", "v2 putHistoryRule": "path", "v2 deleteHistoryRule": "path",
+	"v2 getSettings": "never_expires_paths", "v2 changeSettings": "never_expires_paths",
 	"v2 unsealCredential": "name credential_type values", "v2 unsealCredentialByName": "name credential_type values",
 	"v2 registerUser": "email name", "v2 acceptInvitation": "email name", "v2 getAccount": "email name",
 	"v2 listMembers": "email", "v2 inviteMember": "email", "v2 changeMember": "email",

@@ -93,6 +93,10 @@ var repetitions = []struct {
 		_, err := c.V2.PutHistoryRule(ctx, v2.HistoryRuleRequest{})
 		return err
 	}},
+	{"settings", true, func(ctx context.Context, c *Client) error {
+		_, err := c.V2.ChangeSettings(ctx, v2.SettingsRequest{})
+		return err
+	}},
 	{"no rule", true, func(ctx context.Context, c *Client) error {
 		_, err := c.V2.DeleteHistoryRule(ctx, &v2.DeleteHistoryRuleParams{Path: "x"})
 		return err

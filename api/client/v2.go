@@ -115,6 +115,16 @@ func (v *V2) DeleteHistoryRule(ctx context.Context, p *v2.DeleteHistoryRuleParam
 	return do[v2.HistoryRules](ctx, v.transport, remove("/api/v2/vault/history-rules").with(p).repeatable())
 }
 
+// GetSettings returns the settings of the tenant.
+func (v *V2) GetSettings(ctx context.Context) (*v2.Settings, error) {
+	return do[v2.Settings](ctx, v.transport, get("/api/v2/settings"))
+}
+
+// ChangeSettings changes the settings that r has. It returns all of them after that.
+func (v *V2) ChangeSettings(ctx context.Context, r v2.SettingsRequest) (*v2.Settings, error) {
+	return do[v2.Settings](ctx, v.transport, patch("/api/v2/settings", r).repeatable())
+}
+
 // RotateCredential encrypts a credential again with fresh keys. Its values stay the same.
 func (v *V2) RotateCredential(ctx context.Context, credentialID string, options ...CallOption) (*v2.CredentialAnswer, error) {
 	return do[v2.CredentialAnswer](ctx, v.transport, post("/api/v2/vault/rotate/{credential_id}", nil, credentialID).changed(options))

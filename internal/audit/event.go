@@ -76,6 +76,8 @@ const (
 	WebhookDeleted         EventType = "WEBHOOK_DELETED"
 	WebhookSent            EventType = "WEBHOOK_SENT"   // somebody asked for a test event, or for a dead letter again
 	WebhookFailed          EventType = "WEBHOOK_FAILED" // a delivery was given up
+	SettingsRead           EventType = "SETTINGS_READ"        // of the tenant
+	SettingsChanged        EventType = "SETTINGS_CHANGED"     // likewise
 	PolicyListed           EventType = "POLICY_LISTED"  // policies of paths, and who has which
 	PolicyCreated          EventType = "POLICY_CREATED"
 	PolicyChanged          EventType = "POLICY_CHANGED"
@@ -124,7 +126,7 @@ var changes = []EventType{
 	TenantCreated, TenantActivated, TenantLimited, NamespaceMapped, APIKeyCreated, APIKeyApproved,
 	CredentialSealed, CredentialRotated, CredentialReencrypted, CredentialAdopted, KeyCreated, KeyRotated,
 	UserRegistered, EmailVerified, VerificationRequested, PasswordChanged, PasswordResetRequested, PasswordReset,
-	MemberInvited, MemberJoined, MemberChanged, PolicyCreated, PolicyChanged, PolicyBound, GroupCreated, GroupChanged, WebhookCreated, WebhookSent, DenialsAcknowledged, AccessReviewed, InventoryReviewed,
+	MemberInvited, MemberJoined, MemberChanged, SettingsChanged, PolicyCreated, PolicyChanged, PolicyBound, GroupCreated, GroupChanged, WebhookCreated, WebhookSent, DenialsAcknowledged, AccessReviewed, InventoryReviewed,
 }
 
 // IsChange reports whether a successful event of this type adds to what is stored, besides its

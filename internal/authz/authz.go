@@ -220,6 +220,8 @@ const (
 	CreateWebhook      Action = "create_webhook"
 	DeleteWebhook      Action = "delete_webhook"
 	SendWebhook        Action = "send_webhook" // a test event, or a dead letter again
+	ReadSettings       Action = "read_settings"
+	ChangeSettings     Action = "change_settings"
 	ListPolicies       Action = "list_policies"
 	CreatePolicy       Action = "create_policy"
 	ChangePolicy       Action = "change_policy"
@@ -315,6 +317,8 @@ var rules = map[Action]rule{
 	CreateWebhook:      {scope: AccountAdmin},
 	DeleteWebhook:      {scope: AccountAdmin, trialed: true},
 	SendWebhook:        {scope: AccountAdmin},
+	ReadSettings:       {scope: AccountAdmin, trialed: true},
+	ChangeSettings:     {scope: AccountAdmin},
 	ListPolicies:       {scope: AccountAdmin, trialed: true},
 	CreatePolicy:       {scope: AccountAdmin},
 	ChangePolicy:       {scope: AccountAdmin},

@@ -21,6 +21,7 @@ var table = map[Action]string{
 	EraseReviewNote: "account:admin!", ApproveAPIKey: "account:admin+user",
 	ListHistoryRules: "account:admin!", ChangeHistoryRule: "account:admin",
 	ListWebhooks: "account:admin!", CreateWebhook: "account:admin", DeleteWebhook: "account:admin!", SendWebhook: "account:admin",
+	ReadSettings: "account:admin!", ChangeSettings: "account:admin",
 	ListPolicies: "account:admin!", CreatePolicy: "account:admin", ChangePolicy: "account:admin", DeletePolicy: "account:admin!",
 	ListGroups: "account:admin!", CreateGroup: "account:admin", ChangeGroup: "account:admin", DeleteGroup: "account:admin!",
 	BindPolicy: "account:admin", UnbindPolicy: "account:admin", CheckAccess: "any!",

@@ -214,6 +214,31 @@ stderr 'path has "\*" only as a whole segment'
 latticekeep keep --remove 'shop/**'
 latticekeep rm shop/old --purge --yes
 
+# without an end, where a setting allows it
+stdin line
+! latticekeep put ci/key k=- --never-expires
+stderr 'never_expires_paths'
+latticekeep settings --never-expires 'ci/**'
+stdout 'never-expires +ci/\*\*'
+stdin line
+latticekeep put ci/key k=- --never-expires
+stdout 'ci/key .* never '
+latticekeep history ci/key
+stdout 'never +current'
+stdin line
+! latticekeep put ci/key k=- --never-expires --ttl-days 3
+stderr 'exclude each other'
+latticekeep renew ci/key --ttl-days 3
+! stdout never
+latticekeep renew ci/key --never-expires
+stdout never
+! latticekeep settings --must-expire 'ci/*'
+stderr 'no setting has this path'
+latticekeep settings --must-expire 'ci/**' -o json
+stdout '"never_expires_paths": \[\]'
+! latticekeep renew ci/key --never-expires
+latticekeep rm ci/key --purge --yes
+
 # another name
 latticekeep mv new moved/key
 stdout 'moved/key +\S+ +2 '

@@ -59,6 +59,7 @@ var scopeOf = map[audit.EventType]authz.Scope{
 	audit.MemberRemoved: authz.AccountAdmin, audit.InvitationRevoked: authz.AccountAdmin,
 	audit.HistoryRuleListed: authz.AccountAdmin, audit.HistoryRuleChanged: authz.AccountAdmin,
 	audit.WebhookListed: authz.AccountAdmin, audit.WebhookCreated: authz.AccountAdmin, audit.WebhookDeleted: authz.AccountAdmin, audit.WebhookSent: authz.AccountAdmin,
+	audit.SettingsRead: authz.AccountAdmin, audit.SettingsChanged: authz.AccountAdmin,
 	audit.PolicyListed: authz.AccountAdmin, audit.PolicyCreated: authz.AccountAdmin, audit.PolicyChanged: authz.AccountAdmin,
 	audit.PolicyDeleted: authz.AccountAdmin, audit.PolicyBound: authz.AccountAdmin, audit.PolicyUnbound: authz.AccountAdmin,
 	audit.GroupListed: authz.AccountAdmin, audit.GroupCreated: authz.AccountAdmin, audit.GroupChanged: authz.AccountAdmin,

@@ -79,6 +79,18 @@ func (e *Evidence) live() map[string]*credential {
 	return all
 }
 
+// expiring returns the live credentials that expire, by id, and what a verdict says of the others. Those
+// prove nothing about expiry, so they must not make a share look better; values_rotated judges them.
+func (e *Evidence) expiring() (all map[string]*credential, others string) {
+	all = e.live()
+	before := len(all)
+	maps.DeleteFunc(all, func(_ string, c *credential) bool { return c.neverExpires() })
+	if n := before - len(all); n > 0 {
+		others = fmt.Sprintf("; %d more never expire", n)
+	}
+	return all, others
+}
+
 // stored returns the credentials that are not deleted, by id.
 func (e *Evidence) stored() map[string]*credential {
 	all := make(map[string]*credential, len(e.Credentials))
@@ -125,19 +137,19 @@ const (
 
 var credentialProbes = []Probe{
 	{Name: "credentials_current", Title: "No credential is past its expiry", judge: func(e *Evidence, now time.Time) verdict {
-		all := e.live()
+		all, others := e.expiring()
 		if len(all) == 0 {
-			return nothing("there are no credentials")
+			return nothing("there are no credentials" + others)
 		}
 		expired, cite := split(all, renewed, func(c *credential) bool { return c.Expires != 0 && !before(now.UnixMicro(), time.UnixMicro(c.Expires)) })
-		return decidedBy(len(all), expired, fmt.Sprintf("%s, %d past the expiry", plural(len(all), "live credential"), len(expired)), cite)
+		return decidedBy(len(all), expired, fmt.Sprintf("%s, %d past the expiry%s", plural(len(all), "live credential"), len(expired), others), cite)
 	}},
 	{Name: "credentials_renewed", Title: "Credentials are renewed before they expire", window: changeDays, judge: func(e *Evidence, now time.Time) verdict {
-		all := e.live()
+		all, others := e.expiring()
 		renewals, cited := e.within(aRenewal, changeDays)
 		late, lateCited := e.within(aLateRenewal, changeDays)
 		if len(all)+renewals == 0 {
-			return nothing("there are no credentials")
+			return nothing("there are no credentials" + others)
 		}
 		overdue, cite := split(all, renewed, func(c *credential) bool { return c.overdue(now) })
 		if late > 0 {
@@ -145,13 +157,13 @@ var credentialProbes = []Probe{
 		} else if len(overdue) == 0 {
 			cite = append(cite, cited...)
 		}
-		v := decided(len(all)+renewals, len(overdue)+late, fmt.Sprintf("%s, %d overdue for renewal; %s in the window, %d after the expiry",
-			plural(len(all), "live credential"), len(overdue), plural(renewals, "renewal"), late), cite)
+		v := decided(len(all)+renewals, len(overdue)+late, fmt.Sprintf("%s, %d overdue for renewal; %s in the window, %d after the expiry%s",
+			plural(len(all), "live credential"), len(overdue), plural(renewals, "renewal"), late, others), cite)
 		v.objects = overdue
 		return v
 	}},
 	{Name: "values_rotated", Title: "The values of credentials are changed at least once a year", judge: func(e *Evidence, now time.Time) verdict {
-		all := e.live()
+		all := e.live() // also those that never expire
 		if len(all) == 0 {
 			return nothing("there are no credentials")
 		}
@@ -223,6 +235,11 @@ var credentialProbes = []Probe{
 		}
 		return decided(opened, damaged, fmt.Sprintf("%s of protected data, %d found damaged", plural(opened, "opening"), damaged), cite)
 	}},
+}
+
+// neverExpires reports whether a credential has the time of those that never expire, 9999-12-31T23:59:59Z.
+func (c *credential) neverExpires() bool {
+	return c.Expires == time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC).UnixMicro()
 }
 
 func renewed(c *credential) mark { return c.Renewed }

@@ -43,6 +43,8 @@ var probeCases = map[string][]probeCase{
 		{"expired and deleted", compliance.NotApplicable, func(s *story.Story) {
 			s.Sealed("a", 30).Days(40).Credential(audit.CredentialDeleted, audit.Success, "a")
 		}},
+		{"never expires", compliance.NotApplicable, func(s *story.Story) { s.Lasting("a").Days(300).ReadLog() }},
+		{"never expires, beside one that did", compliance.Fail, func(s *story.Story) { s.Lasting("a").Sealed("b", 30).Days(30).ReadLog() }},
 		{"in the trash", compliance.Pass, func(s *story.Story) { s.Sealed("b", 300).Sealed("a", 30).Trashed("a").Days(20).ReadLog() }},
 		{"a renewal that was denied", compliance.Fail, func(s *story.Story) {
 			s.Sealed("a", 30).Days(40).Credential(audit.CredentialReencrypted, audit.Denied, "a")
@@ -51,6 +53,7 @@ var probeCases = map[string][]probeCase{
 	"credentials_renewed": {
 		{"none", compliance.NotApplicable, func(*story.Story) {}},
 		{"in time", compliance.Pass, func(s *story.Story) { s.Sealed("a", 30).Days(20).Renewed("a", 30) }},
+		{"never expires", compliance.NotApplicable, func(s *story.Story) { s.Lasting("a").Days(300).ReadLog() }},
 		{"overdue", compliance.Fail, func(s *story.Story) { s.Sealed("a", 30).Days(28).ReadLog() }},
 		{"not overdue yet", compliance.Pass, func(s *story.Story) { s.Sealed("a", 30).Days(26).ReadLog() }},
 		{"too late", compliance.Fail, func(s *story.Story) { s.Sealed("a", 30).Days(31).Renewed("a", 30) }},
@@ -60,6 +63,7 @@ var probeCases = map[string][]probeCase{
 	"values_rotated": {
 		{"none", compliance.NotApplicable, func(*story.Story) {}},
 		{"renewed, but the same values", compliance.Fail, func(s *story.Story) { s.Sealed("a", 300).Days(200).Renewed("a", 300).Days(166).ReadLog() }},
+		{"never expires, and a year old", compliance.Fail, func(s *story.Story) { s.Lasting("a").Days(366).ReadLog() }},
 		{"new values", compliance.Pass, func(s *story.Story) {
 			s.Sealed("a", 300).Days(200).Version(audit.CredentialRotated, "a", 300).Days(166).ReadLog()
 		}},

@@ -18,7 +18,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/transit"
-	"github.com/latticekeep/latticekeep/internal/vault"
+	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
 // MaxIDs bounds how many ids one question may have: the actors and resources of a page of entries.
@@ -48,7 +48,7 @@ type source struct {
 // New returns the names of what these services keep.
 func New(s store.Store, g *guard.Guard, i *identity.Service, t *transit.Transit) *Names {
 	return &Names{store: s, guard: g, sources: []source{
-		{audit.CredentialResource, vault.NameOf},
+		{audit.CredentialResource, record.NameOf},
 		{audit.KeyResource, t.Name},
 		{audit.APIKeyResource, i.APIKeyName},
 		{audit.UserResource, i.UserName},

@@ -45,6 +45,14 @@ func (d Desired) request() SealRequest {
 	return SealRequest{Name: d.Name, Type: d.Type, TTLDays: d.TTLDays, Values: d.Values}
 }
 
+// validate refuses what no credential of an object can be. The operator renews it, so it always expires.
+func (d Desired) validate() error {
+	if d.TTLDays < 0 {
+		return fault.New(fault.Invalid, "ttlDays must be 1 to 3650")
+	}
+	return d.request().validate()
+}
+
 // Owned is what the vault holds for an object. The operator uses it as its memory, and the object's
 // status shows it.
 type Owned struct {
@@ -108,7 +116,7 @@ func (v *Vault) Apply(ctx context.Context, p authz.Principal, uid string, expect
 	if err := v.guard.Authorize(ctx, p, authz.SealCredential); err != nil {
 		return nil, err
 	}
-	if err := d.request().validate(); err != nil {
+	if err := d.validate(); err != nil {
 		return nil, err
 	}
 	before, old, err := v.findOwned(ctx, p.Tenant, uid)
@@ -158,7 +166,7 @@ func (v *Vault) Generate(
 	if err != nil {
 		return nil, fmt.Errorf("making values: %w", err)
 	}
-	if err := d.request().validate(); err != nil {
+	if err := d.validate(); err != nil {
 		return nil, err
 	}
 	return v.sealOwned(ctx, keys, ownedVersion{p, uid, expect, before, old, d, keepsAny(current, d.Values)})

@@ -22,7 +22,7 @@ type Credential struct {
 	Version   uint64
 	CreatedAt time.Time // time of the first version
 	SealedAt  time.Time // time of this version
-	ExpiresAt time.Time
+	ExpiresAt time.Time // [record.Never] if it never expires
 	Expired   bool
 	Trashed   bool // it expired because somebody put it in the trash
 	Owned     bool // a SealedCredential owns it: read-only over REST
@@ -41,13 +41,16 @@ func credentialOf(r *record.Record, now time.Time, owned bool) Credential {
 
 // newRecord returns a record without its sealed part; see [record.Record.Seal].
 func newRecord(tenant authz.TenantID, id string, version uint64, created, now time.Time, req SealRequest) *record.Record {
-	ttl := req.ttlDays()
-	now = now.UTC().Truncate(time.Microsecond)
-	return &record.Record{
-		Tenant: tenant, ID: id, Version: version, Name: req.Name, Type: req.Type, TTLDays: uint64(ttl),
-		CreatedAt: created.UTC().Truncate(time.Microsecond), SealedAt: now, ExpiresAt: now.AddDate(0, 0, ttl),
+	r := &record.Record{
+		Tenant: tenant, ID: id, Version: version, Name: req.Name, Type: req.Type,
+		CreatedAt: created.UTC().Truncate(time.Microsecond), SealedAt: now.UTC().Truncate(time.Microsecond),
 	}
+	r.SetLifetime(req.ttlDays())
+	return r
 }
+
+// NeverExpires reports whether the credential never expires.
+func (c Credential) NeverExpires() bool { return c.ExpiresAt.Equal(record.Never()) }
 
 // Unsealed is a credential with its values. The caller zeroes them.
 type Unsealed struct {
@@ -59,7 +62,7 @@ type Unsealed struct {
 type SealRequest struct {
 	Name    string
 	Type    string
-	TTLDays int // 0 means [bounds.DefaultTTLDays]
+	TTLDays int // 0 means [bounds.DefaultTTLDays]; [bounds.NeverExpires]
 	Values  map[string]secret.Bytes
 
 	// IdempotencyKey makes a repeated request safe: 1 to 255 visible ASCII characters, chosen by
@@ -70,7 +73,7 @@ type SealRequest struct {
 // ReplaceRequest asks for new values of a credential.
 type ReplaceRequest struct {
 	Values  map[string]secret.Bytes
-	TTLDays int // 0 keeps the credential's current TTL
+	TTLDays int // 0 keeps the credential's current TTL; [bounds.NeverExpires]
 	IfMatch Condition
 }
 

@@ -23,7 +23,7 @@ import (
 type PatchRequest struct {
 	Set     map[string]secret.Bytes
 	Remove  []string // keys; those that the credential does not have change nothing
-	TTLDays int      // 0 keeps the credential's current TTL
+	TTLDays int      // 0 keeps the credential's current TTL; [bounds.NeverExpires]
 	IfMatch Condition
 }
 
@@ -103,11 +103,12 @@ func (v attempt) put(ctx context.Context, p authz.Principal, req PutRequest) (c 
 		refused := failCondition(readable && mayReadAt(p, req.Name), &e)
 		return Credential{}, false, cmp.Or(v.guard.Record(ctx, e), refused)
 	}
+	begins := req.TTLDays == bounds.NeverExpires
 	id, version, first, change := authz.NewID(idPrefix), uint64(1), now, audit.CredentialSealed
 	if !created {
 		old := found.record
 		id, version, first, change = old.ID, old.Version+1, old.CreatedAt, audit.CredentialRotated
-		req.TTLDays = cmp.Or(req.TTLDays, int(old.TTLDays))
+		req.TTLDays = cmp.Or(req.TTLDays, old.Days())
 	}
 	r := newRecord(p.Tenant, id, version, first, now, req.SealRequest)
 	if err := r.Seal(keys, req.Values); err != nil {
@@ -119,6 +120,9 @@ func (v attempt) put(ctx context.Context, p authz.Principal, req PutRequest) (c 
 	}
 	stored := versionEvent(r, change, p)
 	err = v.store.Update(ctx, func(tx store.Tx) error {
+		if err := v.Settings.CheckLifetime(tx, r, begins); err != nil {
+			return err
+		}
 		if id, err := find(tx); err != nil || id != found.id {
 			return errors.Join(err, errMoved)
 		}

@@ -157,6 +157,7 @@ const (
 // Summary describes a tenant's credentials in a few numbers.
 type Summary struct {
 	Total, Active, Expired int
+	NeverExpire            int          // number of active ones that never expire
 	ExpiringSoon           int          // number of active ones that expire soon
 	Types                  []TypeCount  // most frequent first, at most MaxSummaryTypes
 	OtherTypes             int          // credentials of all other types
@@ -257,6 +258,10 @@ func (c *counter) add(r *record.Record) {
 		return
 	}
 	c.Active++
+	if r.NeverExpires() {
+		c.NeverExpire++
+		return
+	}
 	if r.ExpiresAt.Before(c.soon) {
 		c.ExpiringSoon++
 	}
@@ -287,17 +292,4 @@ func (c *counter) summary() Summary {
 		c.Types = c.Types[:MaxSummaryTypes]
 	}
 	return c.Summary
-}
-
-// NameOf returns the name of a credential of the tenant, expired or not, and "" if there is none with the
-// id.
-func NameOf(r store.Reader, tenant authz.TenantID, id string) (string, error) {
-	if !authz.ValidID(idPrefix, id) {
-		return "", nil
-	}
-	found, err := record.Find(r, tenant, id)
-	if err != nil || found == nil {
-		return "", err
-	}
-	return found.Name, nil
 }

@@ -32,7 +32,7 @@ func (v *Vault) Seal(ctx context.Context, p authz.Principal, req SealRequest) (C
 	if err := v.guard.AuthorizePath(ctx, p, authz.SealCredential, req.Name); err != nil {
 		return Credential{}, err
 	}
-	fp := v.idempotency.Fingerprint(p, idempotency.Request{Key: req.IdempotencyKey, Name: req.Name, Type: req.Type, TTLDays: req.ttlDays(), Values: req.Values})
+	fp := v.idempotency.Fingerprint(p, idempotency.Request{Key: req.IdempotencyKey, Name: req.Name, Type: req.Type, TTLDays: max(0, req.ttlDays()), Values: req.Values})
 	return retryConflicts(func() (Credential, error) {
 		if fp != nil {
 			if first, err := (attempt{v}).replay(ctx, p, fp); err != nil {
@@ -61,7 +61,7 @@ func (v attempt) seal(ctx context.Context, p authz.Principal, req SealRequest, f
 	}
 	e := versionEvent(r, audit.CredentialSealed, p)
 	err = v.store.Update(ctx, func(tx store.Tx) error {
-		if err := v.idempotency.Remember(tx, fp, r, now); err != nil {
+		if err := cmp.Or(v.Settings.CheckLifetime(tx, r, true), v.idempotency.Remember(tx, fp, r, now)); err != nil {
 			return err
 		}
 		return errors.Join(mac.PutAll(tx, rows), appendEvent(v.guard, tx, e))
@@ -200,8 +200,8 @@ func (v *Vault) Trash(ctx context.Context, p authz.Principal, id string, ifMatch
 }
 
 // Renew starts the lifetime of a credential again, also of one that has expired or is in the trash, as
-// its next version with the same values under new keys. ttlDays is 0 for as many days as it had. It also
-// needs the right to unseal. Errors: those of [Vault.Rotate]; fault.Invalid; [ErrTaken] when another one
+// its next version with the same values under new keys. ttlDays is 0 for as many days as it had, and may be
+// [bounds.NeverExpires]. It also needs the right to unseal. Errors: those of [Vault.Rotate]; fault.Invalid; [ErrTaken] when another one
 // has got the name.
 func (v *Vault) Renew(ctx context.Context, p authz.Principal, id string, ttlDays int, ifMatch Condition) (Credential, error) {
 	if err := requireRead(ctx, v.guard, p, authz.RenewCredential); err != nil {
@@ -283,7 +283,7 @@ func (v attempt) change(ctx context.Context, p authz.Principal, id string, to ed
 	if err != nil {
 		return Credential{}, err
 	}
-	next.Name, next.Type, next.TTLDays = cmp.Or(to.name, old.Name), old.Type, cmp.Or(to.ttlDays, int(old.TTLDays))
+	next.Name, next.Type, next.TTLDays = cmp.Or(to.name, old.Name), old.Type, cmp.Or(to.ttlDays, old.Days())
 	r := newRecord(p.Tenant, old.ID, old.Version+1, old.CreatedAt, now, next)
 	switch {
 	case to.name != "":
@@ -294,6 +294,8 @@ func (v attempt) change(ctx context.Context, p authz.Principal, id string, to ed
 	if err := r.Seal(keys, next.Values); err != nil {
 		return Credential{}, err
 	}
+	// A lifetime that goes on stays as it is. One that begins, and one at another path, must be allowed.
+	begins := to.ttlDays != 0 || to.name != "" || to.action == authz.RenewCredential
 	var again []*record.Record // kept versions under new keys
 	if to.action == authz.RotateCredential {
 		if again, err = v.reencrypted(ctx, keys, old, e); err != nil {
@@ -322,7 +324,7 @@ func (v attempt) change(ctx context.Context, p authz.Principal, id string, to ed
 		}
 	}
 	err = v.store.Update(ctx, func(tx store.Tx) error {
-		if err := prepare(tx); err != nil {
+		if err := cmp.Or(v.Settings.CheckLifetime(tx, r, begins), prepare(tx)); err != nil {
 			return err
 		}
 		return errors.Join(v.records.replace(tx, old, r, change), v.records.kept.PutAgain(tx, again), appendEvent(v.guard, tx, changed))

@@ -35,6 +35,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/internal/settings"
 	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/history"
@@ -63,6 +64,9 @@ type Vault struct {
 	// Rules are those of the history.
 	Rules *kept.Keeper
 
+	// Settings are those of tenants: where a credential may never expire.
+	Settings *settings.Keeper
+
 	// Lifetimes looks after what expires.
 	Lifetimes *lifetime.Keeper
 
@@ -80,6 +84,7 @@ func New(s store.Store, guard *guard.Guard, keys *keyring.Ring, now func() time.
 		previous:    previousVersions{store: s, guard: guard, owners: owners, now: now},
 		idempotency: idempotency.New(rows, s, now),
 		Rules:       kept.NewKeeper(s, guard, kept.Rows{Rows: rows}),
+		Settings:    settings.NewKeeper(s, guard, rows),
 		Lifetimes:   lifetime.NewKeeper(s, guard, rows, records, now),
 		pageBudget:  listing.PageBudget(), summaryBudget: listing.SummaryBudget(),
 	}

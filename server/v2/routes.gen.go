@@ -230,6 +230,12 @@ type ServerInterface interface {
 	// ResealManifest Seal a manifest's values for the newest key
 	// (POST /api/v2/sealing-key/reseal)
 	ResealManifest(c *gin.Context)
+	// GetSettings Read the settings of the tenant
+	// (GET /api/v2/settings)
+	GetSettings(c *gin.Context)
+	// ChangeSettings Change settings of the tenant
+	// (PATCH /api/v2/settings)
+	ChangeSettings(c *gin.Context)
 	// AcceptRollback Go on after entries were lost
 	// (POST /api/v2/system/audit/accept-rollback)
 	AcceptRollback(c *gin.Context)
@@ -1920,6 +1926,32 @@ func (siw *ServerInterfaceWrapper) ResealManifest(c *gin.Context) {
 	siw.Handler.ResealManifest(c)
 }
 
+// GetSettings operation middleware
+func (siw *ServerInterfaceWrapper) GetSettings(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.GetSettings(c)
+}
+
+// ChangeSettings operation middleware
+func (siw *ServerInterfaceWrapper) ChangeSettings(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ChangeSettings(c)
+}
+
 // AcceptRollback operation middleware
 func (siw *ServerInterfaceWrapper) AcceptRollback(c *gin.Context) {
 
@@ -3200,6 +3232,8 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.GET(options.BaseURL+"/api/v2/auth/me", wrapper.GetAccount)
 	router.GET(options.BaseURL+"/api/v2/auth/sessions", wrapper.ListSessions)
 	router.DELETE(options.BaseURL+"/api/v2/auth/sessions/:session_id", wrapper.EndSession)
+	router.GET(options.BaseURL+"/api/v2/settings", wrapper.GetSettings)
+	router.PATCH(options.BaseURL+"/api/v2/settings", wrapper.ChangeSettings)
 	router.GET(options.BaseURL+"/api/v2/members", wrapper.ListMembers)
 	router.POST(options.BaseURL+"/api/v2/members/invite", wrapper.InviteMember)
 	router.DELETE(options.BaseURL+"/api/v2/members/:user_id", wrapper.RemoveMember)

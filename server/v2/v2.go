@@ -149,6 +149,9 @@ func Operations() map[string]gate.Operation {
 		"removeMember":     {Action: authz.RemoveMember},
 		"revokeInvitation": {Action: authz.RevokeInvitation},
 
+		"getSettings":    {Action: authz.ReadSettings},
+		"changeSettings": {Action: authz.ChangeSettings},
+
 		"listPolicies":   {Action: authz.ListPolicies},
 		"createPolicy":   {Action: authz.CreatePolicy},
 		"getPolicy":      {Action: authz.ListPolicies},

@@ -90,6 +90,12 @@ func (s *Story) Version(t audit.EventType, id string, ttl int, more ...string) *
 }
 
 func (s *Story) Sealed(id string, ttl int) *Story { return s.Version(audit.CredentialSealed, id, ttl) }
+
+// Lasting records that a credential was sealed that never expires.
+func (s *Story) Lasting(id string) *Story {
+	return s.Version(audit.CredentialSealed, id, 0, audit.AttributeExpiresAt, "9999-12-31T23:59:59Z")
+}
+
 func (s *Story) Renewed(id string, ttl int) *Story {
 	return s.Version(audit.CredentialReencrypted, id, ttl)
 }

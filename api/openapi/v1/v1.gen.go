@@ -170,6 +170,8 @@ const (
 	EventTypeSESSIONENDED           EventType = "SESSION_ENDED"
 	EventTypeSESSIONLISTED          EventType = "SESSION_LISTED"
 	EventTypeSESSIONREFRESHED       EventType = "SESSION_REFRESHED"
+	EventTypeSETTINGSCHANGED        EventType = "SETTINGS_CHANGED"
+	EventTypeSETTINGSREAD           EventType = "SETTINGS_READ"
 	EventTypeSTATECOMMITTED         EventType = "STATE_COMMITTED"
 	EventTypeSTATEROWSACCEPTED      EventType = "STATE_ROWS_ACCEPTED"
 	EventTypeSTATEROWSREMOVED       EventType = "STATE_ROWS_REMOVED"
@@ -352,6 +354,10 @@ func (e EventType) Valid() bool {
 	case EventTypeSESSIONLISTED:
 		return true
 	case EventTypeSESSIONREFRESHED:
+		return true
+	case EventTypeSETTINGSCHANGED:
+		return true
+	case EventTypeSETTINGSREAD:
 		return true
 	case EventTypeSTATECOMMITTED:
 		return true

@@ -593,6 +593,8 @@ const (
 	EventTypeSESSIONENDED           EventType = "SESSION_ENDED"
 	EventTypeSESSIONLISTED          EventType = "SESSION_LISTED"
 	EventTypeSESSIONREFRESHED       EventType = "SESSION_REFRESHED"
+	EventTypeSETTINGSCHANGED        EventType = "SETTINGS_CHANGED"
+	EventTypeSETTINGSREAD           EventType = "SETTINGS_READ"
 	EventTypeSTATECOMMITTED         EventType = "STATE_COMMITTED"
 	EventTypeSTATEROWSACCEPTED      EventType = "STATE_ROWS_ACCEPTED"
 	EventTypeSTATEROWSREMOVED       EventType = "STATE_ROWS_REMOVED"
@@ -775,6 +777,10 @@ func (e EventType) Valid() bool {
 	case EventTypeSESSIONLISTED:
 		return true
 	case EventTypeSESSIONREFRESHED:
+		return true
+	case EventTypeSETTINGSCHANGED:
+		return true
+	case EventTypeSETTINGSREAD:
 		return true
 	case EventTypeSTATECOMMITTED:
 		return true
@@ -996,6 +1002,21 @@ func (e NameType) Valid() bool {
 	case NameTypeKey:
 		return true
 	case NameTypeUser:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for NeverExpires.
+const (
+	NeverExpiresTrue NeverExpires = true
+)
+
+// Valid indicates whether the value is a known member of the NeverExpires enum.
+func (e NeverExpires) Valid() bool {
+	switch e {
+	case NeverExpiresTrue:
 		return true
 	default:
 		return false
@@ -2140,8 +2161,13 @@ type Credential struct {
 	//
 	// Example: api_key
 	CredentialType CredentialType `json:"credential_type"`
-	ExpiresAt      time.Time      `json:"expires_at"`
-	Name           string         `json:"name"`
+
+	// ExpiresAt 9999-12-31T23:59:59Z for a credential that never expires.
+	ExpiresAt time.Time `json:"expires_at"`
+	Name      string    `json:"name"`
+
+	// NeverExpires It never expires. Absent otherwise.
+	NeverExpires *bool `json:"never_expires,omitempty"`
 
 	// Owned A Kubernetes object owns it; it is read-only here.
 	Owned bool `json:"owned"`
@@ -2173,8 +2199,13 @@ type CredentialAnswer struct {
 	//
 	// Example: api_key
 	CredentialType CredentialType `json:"credential_type"`
-	ExpiresAt      time.Time      `json:"expires_at"`
-	Name           string         `json:"name"`
+
+	// ExpiresAt 9999-12-31T23:59:59Z for a credential that never expires.
+	ExpiresAt time.Time `json:"expires_at"`
+	Name      string    `json:"name"`
+
+	// NeverExpires It never expires. Absent otherwise.
+	NeverExpires *bool `json:"never_expires,omitempty"`
 
 	// Owned A Kubernetes object owns it; it is read-only here.
 	Owned bool `json:"owned"`
@@ -2861,6 +2892,10 @@ type NamesRequest struct {
 	Ids []string `json:"ids"`
 }
 
+// NeverExpires It never expires: `expires_at` is 9999-12-31T23:59:59Z. Only where `never_expires_paths` of the settings has a path that
+// matches the name, and not together with `ttl_days`.
+type NeverExpires bool
+
 // ObjectCondition defines model for ObjectCondition.
 type ObjectCondition struct {
 	LastTransitionTime time.Time             `json:"last_transition_time"`
@@ -2880,6 +2915,10 @@ type PartStatus string
 
 // PatchRequest defines model for PatchRequest.
 type PatchRequest struct {
+	// NeverExpires It never expires: `expires_at` is 9999-12-31T23:59:59Z. Only where `never_expires_paths` of the settings has a path that
+	// matches the name, and not together with `ttl_days`.
+	NeverExpires *NeverExpires `json:"never_expires,omitempty"`
+
 	// TtlDays Lifetime in days from now. Without it, as many as the credential has.
 	TtlDays *int `json:"ttl_days,omitempty"`
 
@@ -2969,6 +3008,10 @@ type PutRequest struct {
 	// Example: api_key
 	CredentialType CredentialType `json:"credential_type"`
 
+	// NeverExpires It never expires: `expires_at` is 9999-12-31T23:59:59Z. Only where `never_expires_paths` of the settings has a path that
+	// matches the name, and not together with `ttl_days`.
+	NeverExpires *NeverExpires `json:"never_expires,omitempty"`
+
 	// TtlDays Lifetime in days from now. Without it, as many as the credential has, and 90 for a new one.
 	TtlDays *int `json:"ttl_days,omitempty"`
 
@@ -3013,12 +3056,20 @@ type RenameRequest struct {
 
 // RenewRequest defines model for RenewRequest.
 type RenewRequest struct {
+	// NeverExpires It never expires: `expires_at` is 9999-12-31T23:59:59Z. Only where `never_expires_paths` of the settings has a path that
+	// matches the name, and not together with `ttl_days`.
+	NeverExpires *NeverExpires `json:"never_expires,omitempty"`
+
 	// TtlDays Lifetime in days from now. Without it, as many as the credential had.
 	TtlDays *int `json:"ttl_days,omitempty"`
 }
 
 // ReplaceRequest defines model for ReplaceRequest.
 type ReplaceRequest struct {
+	// NeverExpires It never expires: `expires_at` is 9999-12-31T23:59:59Z. Only where `never_expires_paths` of the settings has a path that
+	// matches the name, and not together with `ttl_days`.
+	NeverExpires *NeverExpires `json:"never_expires,omitempty"`
+
 	// TtlDays Lifetime in days from now. Without it, as many as the credential has.
 	TtlDays *int `json:"ttl_days,omitempty"`
 
@@ -3254,6 +3305,10 @@ type SealRequest struct {
 	// Example: payments-api
 	Name string `json:"name"`
 
+	// NeverExpires It never expires: `expires_at` is 9999-12-31T23:59:59Z. Only where `never_expires_paths` of the settings has a path that
+	// matches the name, and not together with `ttl_days`.
+	NeverExpires *NeverExpires `json:"never_expires,omitempty"`
+
 	// TtlDays Lifetime in days from now; rotate restarts it.
 	TtlDays *int `json:"ttl_days,omitempty"`
 
@@ -3446,6 +3501,19 @@ type SessionList struct {
 	Success  Succeeded `json:"success"`
 }
 
+// Settings defines model for Settings.
+type Settings struct {
+	// NeverExpiresPaths The globs of the paths on which credentials may never expire, sorted.
+	NeverExpiresPaths []string  `json:"never_expires_paths"`
+	Success           Succeeded `json:"success"`
+}
+
+// SettingsRequest defines model for SettingsRequest.
+type SettingsRequest struct {
+	// NeverExpiresPaths All globs of paths on which credentials may never expire, as in a policy.
+	NeverExpiresPaths *[]string `json:"never_expires_paths,omitempty"`
+}
+
 // SignAnswer defines model for SignAnswer.
 type SignAnswer struct {
 	// HmacSignature The HMAC-SHA-512 signature with the version of its key, in base64.
@@ -3575,9 +3643,14 @@ type UnsealedCredential struct {
 	//
 	// Example: api_key
 	CredentialType CredentialType `json:"credential_type"`
-	ExpiresAt      time.Time      `json:"expires_at"`
-	Name           string         `json:"name"`
-	Success        Succeeded      `json:"success"`
+
+	// ExpiresAt 9999-12-31T23:59:59Z for a credential that never expires.
+	ExpiresAt time.Time `json:"expires_at"`
+	Name      string    `json:"name"`
+
+	// NeverExpires It never expires. Absent otherwise.
+	NeverExpires *bool     `json:"never_expires,omitempty"`
+	Success      Succeeded `json:"success"`
 
 	// Values The values that are UTF-8 text, by key.
 	Values  map[string]string `json:"values"`
@@ -3617,6 +3690,9 @@ type VaultSummary struct {
 	// ExpiringSoon Active ones that expire within `expiring_within_days`.
 	ExpiringSoon       int `json:"expiring_soon"`
 	ExpiringWithinDays int `json:"expiring_within_days"`
+
+	// NeverExpire Active ones that never expire. Absent for none.
+	NeverExpire *int `json:"never_expire,omitempty"`
 
 	// NextToExpire The active credentials that expire next, the soonest first.
 	NextToExpire []Credential `json:"next_to_expire"`
@@ -4132,6 +4208,9 @@ type CheckManifestJSONRequestBody = CheckRequest
 
 // ResealManifestJSONRequestBody defines body for ResealManifest for application/json ContentType.
 type ResealManifestJSONRequestBody = ResealRequest
+
+// ChangeSettingsJSONRequestBody defines body for ChangeSettings for application/json ContentType.
+type ChangeSettingsJSONRequestBody = SettingsRequest
 
 // AcceptRollbackJSONRequestBody defines body for AcceptRollback for application/json ContentType.
 type AcceptRollbackJSONRequestBody = AcceptRollbackRequest

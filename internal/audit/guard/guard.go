@@ -310,6 +310,8 @@ var attempts = map[authz.Action]attempt{
 	authz.CreateWebhook:      {audit.WebhookCreated, audit.WebhookResource},
 	authz.DeleteWebhook:      {audit.WebhookDeleted, audit.WebhookResource},
 	authz.SendWebhook:        {audit.WebhookSent, audit.WebhookResource},
+	authz.ReadSettings:       {audit.SettingsRead, audit.TenantResource},
+	authz.ChangeSettings:     {audit.SettingsChanged, audit.TenantResource},
 	authz.ListPolicies:       {audit.PolicyListed, audit.PolicyResource},
 	authz.CreatePolicy:       {audit.PolicyCreated, audit.PolicyResource},
 	authz.ChangePolicy:       {audit.PolicyChanged, audit.PolicyResource},

@@ -21,6 +21,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/sealingkey"
+	"github.com/latticekeep/latticekeep/internal/settings"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault"
 	"github.com/latticekeep/latticekeep/internal/vault/kept"
@@ -548,6 +549,31 @@ func keepsAtLeast(later, before []kept.Rule) bool {
 		delete(was, rule.Path)
 	}
 	return len(was) == 0
+}
+
+// settings finds the tenants in which fewer paths allowed later that credentials never expire. Each keeps
+// the paths that it had both times.
+func (r *rollback) settings(ctx context.Context) (all []Removal, err error) {
+	found, err := r.pairs(ctx, settings.Family, 1)
+	for _, p := range found {
+		var row, now settings.Settings
+		if err := errors.Join(err, r.decode(p.key, p.at, &row), r.decode(p.key, p.later, &now)); err != nil {
+			return nil, err
+		}
+		both := slices.DeleteFunc(slices.Clone(row.NeverExpires), func(path string) bool { return !slices.Contains(now.NeverExpires, path) })
+		if len(both) == len(row.NeverExpires) {
+			continue
+		}
+		system := systemIn(p.name[0])
+		all = append(all, Removal{
+			Event: audit.SettingsChanged, Tenant: system.Tenant, ID: string(system.Tenant), Detail: "paths on which credentials must expire",
+			apply: func(ctx context.Context) error {
+				_, err := r.vault.Settings.Change(ctx, system, settings.Change{NeverExpires: &both})
+				return err
+			},
+		})
+	}
+	return all, err
 }
 
 // keyBindings finds the API keys that had fewer policies later, as bindings does.

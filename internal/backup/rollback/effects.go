@@ -37,6 +37,7 @@ var Effects = map[audit.EventType]Effect{
 	audit.ReviewNoteErased:      Kept,
 	audit.HistoryRuleChanged:    Kept, // what it erased; the rules are those of later
 	audit.WebhookDeleted:        Kept, // its address would be told what expires
+	audit.SettingsChanged:       Kept, // the paths on which credentials may no longer never expire
 	audit.PolicyChanged:         Kept, // what it no longer allowed; what it allowed in addition is lost
 	audit.PolicyBound:           Kept, // likewise, of a user, an API key, a ServiceAccount or a group
 	audit.PolicyUnbound:         Kept, // what a group added; the policies of that time limit others again
@@ -106,6 +107,7 @@ var Effects = map[audit.EventType]Effect{
 	audit.WebhookListed:         None,
 	audit.WebhookSent:           None,
 	audit.WebhookFailed:         None,
+	audit.SettingsRead:          None,
 	audit.PolicyListed:          None,
 	audit.GroupListed:           None,
 	audit.AccessChecked:         None,

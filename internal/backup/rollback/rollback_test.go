@@ -29,6 +29,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/offline"
 	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/internal/settings"
 	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
@@ -509,6 +510,26 @@ var scenes = []scene{
 					}
 				}
 				r.want(audit.HistoryRuleChanged, string(w.tenant), !revived)
+			}
+	}},
+	{audit.SettingsChanged, "paths on which credentials may no longer never expire", func(w *world) (func(), func(*restored, bool)) {
+		change := func(paths ...string) {
+			_, err := w.Vault.Settings.Change(w.t.Context(), authz.SystemPrincipal(w.tenant), settings.Change{NeverExpires: &paths})
+			must(w.t, err)
+		}
+		change("both/**", "withdrawn/**")
+		return func() { change("both/**", "later/**") },
+			func(r *restored, revived bool) {
+				s, err := r.vault.Settings.Read(r.t.Context(), authz.SystemPrincipal(w.tenant))
+				must(r.t, err)
+				want := []string{"both/**"}
+				if revived {
+					want = []string{"both/**", "withdrawn/**"}
+				}
+				if !slices.Equal(s.NeverExpires, want) {
+					r.t.Errorf("paths %q, want %q", s.NeverExpires, want)
+				}
+				r.want(audit.SettingsChanged, string(w.tenant), !revived)
 			}
 	}},
 	{audit.UserSignedOut, "a session that was signed out", func(w *world) (func(), func(*restored, bool)) {

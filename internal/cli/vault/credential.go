@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/latticekeep/latticekeep/api/client"
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
@@ -88,8 +89,16 @@ func mustFindAny(ctx context.Context, c *client.V2, name string) (*v2.Credential
 func credentialOf(a *v2.CredentialAnswer) v2.Credential {
 	return v2.Credential{
 		CredentialId: a.CredentialId, Name: a.Name, CredentialType: a.CredentialType, Version: a.Version, Status: v2.CredentialStatus(a.Status), Trashed: a.Trashed, Owned: a.Owned,
-		CreatedAt: a.CreatedAt, SealedAt: a.SealedAt, ExpiresAt: a.ExpiresAt,
+		CreatedAt: a.CreatedAt, SealedAt: a.SealedAt, ExpiresAt: a.ExpiresAt, NeverExpires: a.NeverExpires,
 	}
+}
+
+// end returns the day on which a lifetime ends.
+func end(at time.Time) string {
+	if at.Year() == 9999 {
+		return "never"
+	}
+	return command.Day(&at)
 }
 
 func printCredentials(out io.Writer, all ...v2.Credential) {
@@ -100,7 +109,7 @@ func printCredentials(out io.Writer, all ...v2.Credential) {
 			status = "trash"
 		}
 		rows = append(rows, []string{
-			command.Printable(c.Name), c.CredentialType, strconv.FormatInt(c.Version, 10), status, command.Day(&c.SealedAt), command.Day(&c.ExpiresAt), c.CredentialId,
+			command.Printable(c.Name), c.CredentialType, strconv.FormatInt(c.Version, 10), status, command.Day(&c.SealedAt), end(c.ExpiresAt), c.CredentialId,
 		})
 	}
 	command.Table(out, "NAME TYPE VERSION STATUS UPDATED EXPIRES ID", rows)

@@ -75,7 +75,7 @@ func printVersions(out io.Writer, versions []v2.CredentialVersion) {
 		case v.Readable:
 			values = "kept"
 		}
-		rows = append(rows, []string{strconv.FormatInt(v.Version, 10), string(v.Change), v.SealedAt.UTC().Format(time.DateTime), command.Day(&v.ExpiresAt), values})
+		rows = append(rows, []string{strconv.FormatInt(v.Version, 10), string(v.Change), v.SealedAt.UTC().Format(time.DateTime), end(v.ExpiresAt), values})
 	}
 	command.Table(out, "VERSION CHANGE SEALED EXPIRES VALUES", rows)
 }

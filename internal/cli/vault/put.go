@@ -33,12 +33,27 @@ const maxInput = 1 << 20
 type target struct {
 	credentialType string
 	ttlDays        *int
+	neverExpires   bool
 	keep           bool // values of other keys stay
 }
 
 func (t *target) register(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&t.credentialType, "type", "", "type of the credential (default the one that it has, or "+defaultType+")")
 	command.Int(cmd, &t.ttlDays, "ttl-days", 1, 3650, "lifetime in days from now, 1 to 3650 (default 90, or as many as the credential had)")
+	neverExpires(cmd, &t.neverExpires)
+}
+
+func neverExpires(cmd *cobra.Command, set *bool) {
+	cmd.Flags().BoolVar(set, "never-expires", false, "no end of the lifetime, on a path where latticekeep settings allows it")
+	cmd.MarkFlagsMutuallyExclusive("never-expires", "ttl-days")
+}
+
+// never returns what a request says of a lifetime without an end.
+func never(set bool) *v2.NeverExpires {
+	if !set {
+		return nil
+	}
+	return new(v2.NeverExpiresTrue)
 }
 
 func (t *target) registerKeep(cmd *cobra.Command) {
@@ -68,16 +83,16 @@ func (t *target) store(ctx context.Context, c *client.V2, name string, given val
 	case (patches || byID) && t.credentialType != "" && t.credentialType != found.CredentialType:
 		return v2.Credential{}, command.UsageError(fmt.Sprintf("%s is of type %s, which stays: leave --type out", command.Printable(name), found.CredentialType))
 	case patches:
-		r := v2.PatchRequest{Values: make(map[string]*string), TtlDays: t.ttlDays}
+		r := v2.PatchRequest{Values: make(map[string]*string), TtlDays: t.ttlDays, NeverExpires: never(t.neverExpires)}
 		for key, value := range given {
 			r.Values[key] = new(string(value))
 		}
 		answer, err = c.PatchCredential(ctx, found.CredentialId, r)
 	case byID:
-		answer, err = c.ReplaceCredential(ctx, name, v2.ReplaceRequest{Values: given.strings(), TtlDays: t.ttlDays})
+		answer, err = c.ReplaceCredential(ctx, name, v2.ReplaceRequest{Values: given.strings(), TtlDays: t.ttlDays, NeverExpires: never(t.neverExpires)})
 	default:
 		answer, err = c.PutCredentialByName(ctx, name, v2.PutRequest{
-			CredentialType: cmp.Or(t.credentialType, found.CredentialType, defaultType), Values: given.strings(), TtlDays: t.ttlDays,
+			CredentialType: cmp.Or(t.credentialType, found.CredentialType, defaultType), Values: given.strings(), TtlDays: t.ttlDays, NeverExpires: never(t.neverExpires),
 		}, isNew...)
 		if errors.Is(err, client.ErrPreconditionFailed) {
 			return t.store(ctx, c, name, given)

@@ -79,6 +79,7 @@ func newRenewCommand() *cobra.Command {
 	var r command.Server
 	var f command.Format
 	var ttlDays *int
+	var lasting bool
 	cmd := &cobra.Command{
 		Use:   "renew NAME",
 		Short: "Start the lifetime of a credential again, also out of the trash",
@@ -102,7 +103,7 @@ vault:write.`,
 			if err != nil {
 				return err
 			}
-			answer, err := c.RenewCredential(cmd.Context(), found.CredentialId, v2.RenewRequest{TtlDays: ttlDays})
+			answer, err := c.RenewCredential(cmd.Context(), found.CredentialId, v2.RenewRequest{TtlDays: ttlDays, NeverExpires: never(lasting)})
 			if err != nil {
 				return fmt.Errorf("renewing %s: %w", command.Printable(args[0]), err)
 			}
@@ -114,6 +115,7 @@ vault:write.`,
 	cmd.ValidArgsFunction = completeNames(&r)
 	f.Register(cmd)
 	command.Int(cmd, &ttlDays, "ttl-days", 1, 3650, "lifetime in days from now, 1 to 3650 (default as many as the credential had)")
+	neverExpires(cmd, &lasting)
 	return cmd
 }
 

@@ -53,6 +53,11 @@ const (
 	// Kept is the format of a store with kept versions of credentials (package vault/kept): a program that
 	// does not know them deletes a credential and leaves its earlier values. No release has this alone.
 	Kept = 5
+
+	// Settings is the format of a store with settings of a tenant (package settings): a program that does
+	// not know them gives a credential that never expires a lifetime when it changes it. No release has this
+	// alone.
+	Settings = 5
 )
 
 // Row is the key of the row.

@@ -3,6 +3,7 @@
 package bounds
 
 import (
+	"math"
 	"regexp"
 	"strings"
 	"unicode"
@@ -20,6 +21,9 @@ const (
 	MaxTTLDays     = 3650
 	DefaultTTLDays = 90
 )
+
+// NeverExpires stands for the days of a lifetime that does not end. No mistake in a number of days makes it.
+const NeverExpires = math.MinInt32
 
 var (
 	typePattern = regexp.MustCompile(`^[a-zA-Z0-9][-._a-zA-Z0-9]{0,62}$`)
@@ -58,9 +62,9 @@ func CheckType(name string) error {
 	return nil
 }
 
-// CheckTTL returns fault.Invalid for what is no lifetime in days.
+// CheckTTL returns fault.Invalid for what is neither a lifetime in days nor [NeverExpires].
 func CheckTTL(days int) error {
-	if days < 1 || days > MaxTTLDays {
+	if days != NeverExpires && (days < 1 || days > MaxTTLDays) {
 		return fault.New(fault.Invalid, "ttl_days must be 1 to 3650")
 	}
 	return nil

@@ -109,7 +109,7 @@ func (f Filter) Matcher(now time.Time) func(r *record.Record) bool {
 		switch {
 		case f.Type != "" && r.Type != f.Type,
 			f.Status != "" && (f.Status == Expired) == now.Before(r.Until()),
-			!f.ExpiresBefore.IsZero() && !r.ExpiresAt.Before(f.ExpiresBefore),
+			!f.ExpiresBefore.IsZero() && (r.NeverExpires() || !r.ExpiresAt.Before(f.ExpiresBefore)),
 			prefix != "" && !strings.HasPrefix(authz.NormalizeName(r.Name), prefix):
 			return false
 		}

@@ -22,6 +22,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/bounds"
 )
 
 // IDPrefix begins the id of a credential.
@@ -48,13 +49,34 @@ type Record struct {
 	Version   uint64
 	Name      string
 	Type      string // credential type
-	TTLDays   uint64
+	TTLDays   uint64 // 0: it never expires
 	CreatedAt time.Time
 	SealedAt  time.Time
 	ExpiresAt time.Time
 	Body      []byte // envelope.Credential
 	Signature []byte // dual signature over everything above
 	Wrap      []byte // seed and r under the tenant's wrapping key
+}
+
+// Never returns when a credential expires that never does: the last second that RFC 3339 can write.
+func Never() time.Time { return time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC) }
+
+// NeverExpires reports whether the credential never expires. In the trash, none does not.
+func (r *Record) NeverExpires() bool { return r.ExpiresAt.Equal(Never()) }
+
+// Days returns the days of the lifetime as a request has them.
+func (r *Record) Days() int {
+	if r.TTLDays == 0 {
+		return bounds.NeverExpires
+	}
+	return int(r.TTLDays)
+}
+
+// SetLifetime sets the days of the lifetime, which begins when the version is sealed, and its end.
+func (r *Record) SetLifetime(days int) {
+	if r.TTLDays, r.ExpiresAt = 0, Never(); days != bounds.NeverExpires {
+		r.TTLDays, r.ExpiresAt = uint64(days), r.SealedAt.AddDate(0, 0, days)
+	}
 }
 
 // IsTrashed reports whether the credential was put in the trash: it expired when the version was sealed.
@@ -316,4 +338,17 @@ func ViewAt(key, value []byte) (*Record, error) {
 		return nil, ErrDamaged
 	}
 	return r, nil
+}
+
+// NameOf returns the name of a credential of the tenant, expired or not, and "" if there is none with the
+// id.
+func NameOf(r store.Reader, tenant authz.TenantID, id string) (string, error) {
+	if !authz.ValidID(IDPrefix, id) {
+		return "", nil
+	}
+	found, err := Find(r, tenant, id)
+	if err != nil || found == nil {
+		return "", err
+	}
+	return found.Name, nil
 }

@@ -14,7 +14,9 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/internal/settings"
 	"github.com/latticekeep/latticekeep/internal/vault"
+	"github.com/latticekeep/latticekeep/internal/vault/bounds"
 	"github.com/latticekeep/latticekeep/internal/vault/kept"
 	"github.com/latticekeep/latticekeep/internal/vault/listing"
 	"github.com/latticekeep/latticekeep/server/gate"
@@ -34,7 +36,7 @@ func metadata(c vault.Credential) api.Credential {
 	return api.Credential{
 		CredentialId: c.ID, Name: c.Name, CredentialType: c.Type, Version: int64(c.Version),
 		Status: status, Trashed: gate.NonZero(c.Trashed), Owned: c.Owned,
-		CreatedAt: c.CreatedAt.UTC(), SealedAt: c.SealedAt.UTC(), ExpiresAt: c.ExpiresAt.UTC(),
+		CreatedAt: c.CreatedAt.UTC(), SealedAt: c.SealedAt.UTC(), ExpiresAt: c.ExpiresAt.UTC(), NeverExpires: gate.NonZero(c.NeverExpires()),
 	}
 }
 
@@ -42,7 +44,7 @@ func credentialAnswer(c vault.Credential) api.CredentialAnswer {
 	m := metadata(c)
 	return api.CredentialAnswer{
 		Success: true, CredentialId: m.CredentialId, Name: m.Name, CredentialType: m.CredentialType, Version: m.Version,
-		Status: api.CredentialAnswerStatus(m.Status), Trashed: m.Trashed, Owned: m.Owned, CreatedAt: m.CreatedAt, SealedAt: m.SealedAt, ExpiresAt: m.ExpiresAt,
+		Status: api.CredentialAnswerStatus(m.Status), Trashed: m.Trashed, Owned: m.Owned, CreatedAt: m.CreatedAt, SealedAt: m.SealedAt, ExpiresAt: m.ExpiresAt, NeverExpires: m.NeverExpires,
 	}
 }
 
@@ -67,10 +69,21 @@ func Days(days *int) (int, error) {
 	switch {
 	case days == nil:
 		return 0, nil
-	case *days == 0:
+	case *days < 1: // of which the vault knows others
 		return 0, fault.New(fault.Invalid, "ttl_days is from 1 to 3650")
 	}
 	return *days, nil
+}
+
+// lifetime returns the lifetime of a request: [Days], or [bounds.NeverExpires].
+func lifetime(days *int, never *api.NeverExpires) (int, error) {
+	switch {
+	case never == nil:
+		return Days(days)
+	case days != nil:
+		return 0, fault.New(fault.Invalid, "ttl_days and never_expires exclude each other: give one of them")
+	}
+	return bounds.NeverExpires, nil
 }
 
 // SealCredential stores a new credential.
@@ -80,7 +93,7 @@ func (a *API) SealCredential(c *gin.Context, params api.SealCredentialParams) {
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
-		days, err := Days(body.TtlDays)
+		days, err := lifetime(body.TtlDays, body.NeverExpires)
 		if err != nil {
 			return nil, err
 		}
@@ -148,7 +161,7 @@ func (a *API) GetVaultSummary(c *gin.Context, params api.GetVaultSummaryParams) 
 		}
 		answer := api.VaultSummary{
 			Success: true, Complete: s.Complete, Total: s.Total, Active: s.Active, Expired: s.Expired,
-			ExpiringSoon: s.ExpiringSoon, ExpiringWithinDays: days,
+			NeverExpire: gate.NonZero(s.NeverExpire), ExpiringSoon: s.ExpiringSoon, ExpiringWithinDays: days,
 			CredentialTypes: make([]api.CredentialTypeCount, len(s.Types)), OtherTypes: s.OtherTypes, NextToExpire: credentials(s.NextToExpire),
 		}
 		for i, t := range s.Types {
@@ -233,7 +246,7 @@ func unsealed(c *gin.Context) func(vault.Unsealed, error) (any, error) {
 		c.Header("ETag", u.EntityTag())
 		answer := api.UnsealedCredential{
 			Success: true, CredentialId: u.ID, Name: u.Name, CredentialType: u.Type, Values: make(map[string]string),
-			Version: int64(u.Version), CreatedAt: u.CreatedAt.UTC(), ExpiresAt: u.ExpiresAt.UTC(),
+			Version: int64(u.Version), CreatedAt: u.CreatedAt.UTC(), ExpiresAt: u.ExpiresAt.UTC(), NeverExpires: gate.NonZero(u.NeverExpires()),
 		}
 		binary := make(map[string][]byte)
 		for key, value := range u.Values {
@@ -254,7 +267,7 @@ func unsealed(c *gin.Context) func(vault.Unsealed, error) (any, error) {
 func (a *API) ReplaceCredential(c *gin.Context, id string, params api.ReplaceCredentialParams) {
 	var body api.ReplaceRequest
 	change(c, &body, params.IfMatch, false, func(ctx context.Context, p authz.Principal, ifMatch vault.Condition) (any, error) {
-		days, err := Days(body.TtlDays)
+		days, err := lifetime(body.TtlDays, body.NeverExpires)
 		if err != nil {
 			return nil, err
 		}
@@ -268,7 +281,7 @@ func (a *API) ReplaceCredential(c *gin.Context, id string, params api.ReplaceCre
 func (a *API) PatchCredential(c *gin.Context, id string, params api.PatchCredentialParams) {
 	var body api.PatchRequest
 	change(c, &body, params.IfMatch, true, func(ctx context.Context, p authz.Principal, ifMatch vault.Condition) (any, error) {
-		days, err := Days(body.TtlDays)
+		days, err := lifetime(body.TtlDays, body.NeverExpires)
 		if err != nil {
 			return nil, err
 		}
@@ -292,7 +305,7 @@ func (a *API) PutCredentialByName(c *gin.Context, name string, params api.PutCre
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
-		days, err := Days(body.TtlDays)
+		days, err := lifetime(body.TtlDays, body.NeverExpires)
 		if err != nil {
 			return nil, err
 		}
@@ -352,7 +365,7 @@ func (a *API) TrashCredential(c *gin.Context, id string, params api.TrashCredent
 func (a *API) RenewCredential(c *gin.Context, id string, params api.RenewCredentialParams) {
 	var body api.RenewRequest
 	change(c, &body, params.IfMatch, true, func(ctx context.Context, p authz.Principal, ifMatch vault.Condition) (any, error) {
-		days, err := Days(body.TtlDays)
+		days, err := lifetime(body.TtlDays, body.NeverExpires)
 		if err != nil {
 			return nil, err
 		}
@@ -395,6 +408,31 @@ func historyRules(rules []kept.Rule, err error) (any, error) {
 		answer.Rules[i] = api.HistoryRule{Path: r.Path, VersionsKept: r.Versions}
 	}
 	return answer, nil
+}
+
+// GetSettings returns the settings of the tenant.
+func (a *API) GetSettings(c *gin.Context) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		return tenantSettings(a.vault.Settings.Read(ctx, call.Principal()))
+	})
+}
+
+// ChangeSettings changes settings of the tenant.
+func (a *API) ChangeSettings(c *gin.Context) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body api.SettingsRequest
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		return tenantSettings(a.vault.Settings.Change(ctx, call.Principal(), settings.Change{NeverExpires: body.NeverExpiresPaths}))
+	})
+}
+
+func tenantSettings(s settings.Settings, err error) (any, error) {
+	if err != nil {
+		return nil, err
+	}
+	return api.Settings{Success: true, NeverExpiresPaths: append([]string{}, s.NeverExpires...)}, nil
 }
 
 // DeleteCredential deletes a credential permanently.

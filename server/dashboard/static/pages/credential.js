@@ -39,7 +39,7 @@ export function Credential() {
         ['Version', number(c.version)],
         ['Sealed first', html`<${Time} at=${c.created_at} />`],
         ['This version encrypted', html`<${Time} at=${c.sealed_at} />`],
-        [c.status === 'expired' ? 'Expired' : 'Expires', html`<${Time} at=${c.expires_at} /> <span class="quiet">(<${Time} at=${c.expires_at} relative />)</span>`],
+        [c.status === 'expired' ? 'Expired' : 'Expires', c.never_expires ? 'never' : html`<${Time} at=${c.expires_at} /> <span class="quiet">(<${Time} at=${c.expires_at} relative />)</span>`],
         ['Owner', html`<span><${Owner} of=${c} />${c.owned && html` <span class="quiet">read-only here</span>`}</span>`],
       ]} /><//>
       <${Unseal} key=${'unseal' + c.version} of=${c} done=${done} />
@@ -149,7 +149,7 @@ function Versions({of: c}) {
       {title: 'Version', cell: v => html`<span>${number(v.version)} ${v.current && html`<${Tag} kind="good">current<//>`}</span>`},
       {title: 'What made it', cell: v => changes[v.change] ?? words(v.change)},
       {title: 'Encrypted', cell: v => html`<${Time} at=${v.sealed_at} />`},
-      {title: 'Lifetime until', cell: v => html`<${Time} at=${v.expires_at} />`},
+      {title: 'Lifetime until', cell: v => v.expires_at.startsWith('9999-') ? 'never ends' : html`<${Time} at=${v.expires_at} />`},
     ]} /><p class="hint">Only the current version can be unsealed. The ciphertext of earlier ones is gone.</p></div>`}<//><//>`;
 }
 

@@ -34,6 +34,7 @@ function Credentials() {
       <div class="numbers">
         <${Number} n=${s.active} unit="active" to="/vault?status=active" />
         <${Number} n=${s.expiring_soon} unit=${`expiring within ${count(s.expiring_within_days, 'day')}`} to=${`/vault?status=active&within=${s.expiring_within_days}`} />
+        ${s.never_expire > 0 && html`<${Number} n=${s.never_expire} unit="never expire" />`}
         <${Number} n=${s.expired} unit="expired" to="/vault?status=expired" />
       </div>
       ${s.complete === false && html`<p class="quiet">There are more than were counted: the numbers are lower bounds.</p>`}

@@ -20,7 +20,7 @@ export const trialEnded = 'The trial has ended. Credentials can be read and dele
 export function State({of, bare = false}) {
   const expired = of.status === 'expired', near = new Date(of.expires_at) - Date.now() < soon * dayLength;
   const [kind, text] = of.trashed ? ['warn', 'in the trash'] : expired ? ['bad', 'expired'] : near ? ['warn', 'expires soon'] : ['good', 'active'];
-  return html`<${Tag} kind=${kind}>${text}<//>${!bare && html` <span class="quiet">${expired ? '' : 'expires '}<${Time} at=${of.expires_at} relative /></span>`}`;
+  return html`<${Tag} kind=${kind}>${text}<//>${!bare && html` <span class="quiet">${of.never_expires ? 'never expires' : html`${expired ? '' : 'expires '}<${Time} at=${of.expires_at} relative />`}</span>`}`;
 }
 
 export const Owner = ({of}) => of.owned ? html`<${Tag}>Kubernetes object<//>` : html`<span class="quiet">this vault</span>`;
