@@ -39,7 +39,7 @@ var access = map[string]string{
 	"v2 getCredentialMetadata":  "vault:read!",
 	"v2 replaceCredential":      "vault:write",
 	"v2 rotateCredential":       "vault:write",
-	"v2 renameCredential":       "vault:write",
+	"v2 renameCredential":       "vault:write", // likewise
 	"v2 trashCredential":        "vault:write!",
 	"v2 renewCredential":        "vault:write", // and vault:read
 	"v2 undoCredential":         "vault:write", // and vault:read

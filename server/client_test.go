@@ -165,7 +165,7 @@ func (o *tour) vaultThrough(t *testing.T, c *client.Client) {
 	if rules := answered(c.V2.ListHistoryRules(ctx))(t).Rules; !slices.Equal(rules, []v2.HistoryRule{{Path: "put", VersionsKept: 2}}) {
 		t.Errorf("rules %+v", rules)
 	}
-	never := v2.NeverExpiresTrue
+	never := true
 	request := v2.SealRequest{Name: "ci/lasting", CredentialType: "t", Values: map[string]string{"k": "v"}, NeverExpires: &never}
 	if _, err := c.V2.SealCredential(ctx, request, nil); err == nil || !strings.Contains(err.Error(), "never_expires_paths") {
 		t.Errorf("sealed where a credential must expire: %v", err)

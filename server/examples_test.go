@@ -16,8 +16,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/identity/records"
 	"github.com/latticekeep/latticekeep/internal/sealing"
 	"github.com/latticekeep/latticekeep/internal/secret"
-	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/settings"
+	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/transit"
 	"github.com/latticekeep/latticekeep/internal/vault"
 	"github.com/latticekeep/latticekeep/internal/vault/kept"
@@ -131,7 +131,9 @@ var examples = map[string]func(*world, operation) servertest.Request{
 	},
 	"v2 rotateCredential": (*world).exampleCredential,
 	"v2 renameCredential": func(w *world, o operation) servertest.Request {
-		return w.send(o, w.credential(), object{"name": w.word + "/" + w.unique()})
+		r := w.send(o, w.credential(), object{"name": w.word + "/" + w.unique()})
+		r.Bearer = w.owner.Access
+		return r
 	},
 	"v2 undoCredential": func(w *world, o operation) servertest.Request {
 		r := w.send(o, w.keptCredential(), object{"version": 1})

@@ -324,8 +324,8 @@ func (s *service) run(ctx context.Context, l net.Listener, config server.Config,
 	config.Vault, config.Transit, config.Identity, config.Audit, config.Guard, config.Reader, config.Keys, config.Store = s.vault, s.transit, s.identity, s.log, s.guard, s.reader, s.keys, s.store
 	s.identity.Access.Ready = s.everyReplicaReads(format.Policies)
 	s.vault.Rules.Ready = s.everyReplicaReads(format.Kept)
-	s.vault.Lifetimes.Reminds.vault.Settings.Ready = s.everyReplicaReads(format.Settings)
-	if = s.remind
+	s.vault.Settings.Ready = s.everyReplicaReads(format.Settings)
+	s.vault.Lifetimes.Remind = s.remind
 	s.webhooks = webhooks.New(s.store, s.guard, s.keys, s.now)
 	config.Webhooks = s.webhooks
 	config.Names = names.New(s.store, s.guard, s.identity, s.transit)

@@ -1008,21 +1008,6 @@ func (e NameType) Valid() bool {
 	}
 }
 
-// Defines values for NeverExpires.
-const (
-	NeverExpiresTrue NeverExpires = true
-)
-
-// Valid indicates whether the value is a known member of the NeverExpires enum.
-func (e NeverExpires) Valid() bool {
-	switch e {
-	case NeverExpiresTrue:
-		return true
-	default:
-		return false
-	}
-}
-
 // Defines values for ObjectConditionStatus.
 const (
 	ObjectConditionStatusFalse   ObjectConditionStatus = "False"
@@ -2894,7 +2879,7 @@ type NamesRequest struct {
 
 // NeverExpires It never expires: `expires_at` is 9999-12-31T23:59:59Z. Only where `never_expires_paths` of the settings has a path that
 // matches the name, and not together with `ttl_days`.
-type NeverExpires bool
+type NeverExpires = bool
 
 // ObjectCondition defines model for ObjectCondition.
 type ObjectCondition struct {

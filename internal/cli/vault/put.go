@@ -53,7 +53,7 @@ func never(set bool) *v2.NeverExpires {
 	if !set {
 		return nil
 	}
-	return new(v2.NeverExpiresTrue)
+	return &set
 }
 
 func (t *target) registerKeep(cmd *cobra.Command) {

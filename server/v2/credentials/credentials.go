@@ -78,7 +78,7 @@ func Days(days *int) (int, error) {
 // lifetime returns the lifetime of a request: [Days], or [bounds.NeverExpires].
 func lifetime(days *int, never *api.NeverExpires) (int, error) {
 	switch {
-	case never == nil:
+	case never == nil || !*never:
 		return Days(days)
 	case days != nil:
 		return 0, fault.New(fault.Invalid, "ttl_days and never_expires exclude each other: give one of them")
