@@ -325,7 +325,7 @@ latticekeep get twin n
 stdout two
 stdin line
 ! latticekeep put twin n=-
-stderr '2 credentials have the name twin: give the id of one of them, cred_\w+, cred_'
+stderr '2 credentials have the name twin: give the id of one of them, cred_\w+ \(expires 20\S+ \S+\), cred_'
 latticekeep ls twin -o json
 exec sh ids.sh
 latticekeep ls --sort updated

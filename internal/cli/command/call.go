@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -65,9 +66,13 @@ func Day(t *time.Time) string {
 	return t.UTC().Format(time.DateOnly)
 }
 
-// Printable escapes control characters, so that a name chosen by a user cannot control the
-// terminal.
-func Printable(s string) string { return strings.Trim(fmt.Sprintf("%+q", s), `"`) }
+// Printable escapes what is not printable, such as control characters and those that change the direction
+// of text, and quotes and backslashes: a name chosen by a user cannot control the terminal, and no two
+// names look alike because of what is not seen. Letters of all scripts stay.
+func Printable(s string) string {
+	quoted := strconv.Quote(s)
+	return quoted[1 : len(quoted)-1]
+}
 
 func PrintJSON(out io.Writer, v any) error {
 	e := json.NewEncoder(out)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -32,9 +33,9 @@ func terminal(r io.Reader) (*os.File, bool) {
 	return f, ok && term.IsTerminal(int(f.Fd()))
 }
 
-// Confirm has somebody type a word before something that cannot be undone. When standard input is no
+// Confirm has somebody type one of words before something that cannot be undone. When standard input is no
 // terminal, the error says to give --yes.
-func Confirm(cmd *cobra.Command, question, word string) error {
+func Confirm(cmd *cobra.Command, question string, words ...string) error {
 	in, ok := terminal(cmd.InOrStdin())
 	if !ok {
 		return UsageError("nobody is there to confirm it: give --yes")
@@ -44,7 +45,7 @@ func Confirm(cmd *cobra.Command, question, word string) error {
 	if err != nil && !errors.Is(err, io.EOF) {
 		return fmt.Errorf("reading the answer: %w", err)
 	}
-	if strings.TrimRight(answer, "\r\n") != word {
+	if !slices.Contains(words, strings.TrimRight(answer, "\r\n")) {
 		return UsageError("not confirmed: nothing was done")
 	}
 	return nil

@@ -1,6 +1,7 @@
 package vault
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -39,31 +40,59 @@ func each(ctx context.Context, c *client.V2, p v2.ListCredentialsParams, use fun
 	}
 }
 
-// find returns the credential of a name or an id without reading its values; nil if there is none of
-// that name. Of several with one name it takes the only active one.
-func find(ctx context.Context, c *client.V2, name string) (*v2.Credential, error) {
+// named returns the credentials of a name or an id without reading their values, also those in the trash
+// and expired ones.
+func named(ctx context.Context, c *client.V2, name string) (found []v2.Credential, err error) {
 	if isID.MatchString(name) {
 		m, err := c.GetCredentialMetadata(ctx, name)
 		if err != nil {
 			return nil, fmt.Errorf("looking for %s: %w", name, err)
 		}
-		return new(credentialOf(m)), nil
+		return []v2.Credential{credentialOf(m)}, nil
 	}
-	var found []v2.Credential
-	err := each(ctx, c, v2.ListCredentialsParams{Prefix: &name}, func(credential v2.Credential) {
+	err = each(ctx, c, v2.ListCredentialsParams{Prefix: &name}, func(credential v2.Credential) {
 		if credential.Name == name {
 			found = append(found, credential)
 		}
 	})
+	return found, err
+}
+
+// find returns the credential of a name or an id; nil if there is none of that name. Those that are not
+// active count only when no other one has the name.
+func find(ctx context.Context, c *client.V2, name string) (*v2.Credential, error) {
+	found, err := named(ctx, c, name)
 	if err != nil {
 		return nil, err
 	}
-	if active := slices.Clone(found); len(found) > 1 {
-		active = slices.DeleteFunc(active, func(c v2.Credential) bool { return c.Status != v2.CredentialStatusActive })
-		if len(active) == 1 {
-			found = active
-		}
+	if active := activeOf(found); len(active) > 0 {
+		found = active
 	}
+	return only(found, name)
+}
+
+// findNewest is find, but of several that are not active it returns the one that was so last: its name is
+// free, so that nothing else can be meant.
+func findNewest(ctx context.Context, c *client.V2, name string) (*v2.Credential, error) {
+	found, err := named(ctx, c, name)
+	if err != nil || len(found) == 0 {
+		return nil, err
+	}
+	if active := activeOf(found); len(active) > 0 {
+		return only(active, name)
+	}
+	return new(slices.MaxFunc(found, func(a, b v2.Credential) int {
+		return cmp.Or(a.ExpiresAt.Compare(b.ExpiresAt), a.CreatedAt.Compare(b.CreatedAt), strings.Compare(a.CredentialId, b.CredentialId))
+	})), nil
+}
+
+func activeOf(found []v2.Credential) []v2.Credential {
+	return slices.DeleteFunc(slices.Clone(found), func(c v2.Credential) bool { return c.Status != v2.CredentialStatusActive })
+}
+
+// only returns the one credential that was found, nil if there is none, and an error for several. Who typed
+// the name may not know of those, so it is no mistake in the command line.
+func only(found []v2.Credential, name string) (*v2.Credential, error) {
 	switch len(found) {
 	case 0:
 		return nil, nil
@@ -72,18 +101,31 @@ func find(ctx context.Context, c *client.V2, name string) (*v2.Credential, error
 	}
 	var ids []string
 	for _, credential := range found {
-		ids = append(ids, credential.CredentialId)
+		says := "expires"
+		switch {
+		case isTrashed(&credential):
+			says = "in the trash since"
+		case credential.Status != v2.CredentialStatusActive:
+			says = "expired"
+		}
+		ids = append(ids, fmt.Sprintf("%s (%s %s)", credential.CredentialId, says, credential.ExpiresAt.UTC().Format(time.DateTime)))
 	}
-	return nil, command.UsageError(fmt.Sprintf("%d credentials have the name %s: give the id of one of them, %s", len(found), command.Printable(name), strings.Join(ids, ", ")))
+	err := fmt.Errorf("%d credentials have the name %s: give the id of one of them, %s", len(found), command.Printable(name), strings.Join(ids, ", "))
+	return nil, &command.StatusError{Status: command.StatusRefused, Err: err}
 }
 
 // mustFindAny is find, with an error when there is none.
 func mustFindAny(ctx context.Context, c *client.V2, name string) (*v2.Credential, error) {
 	found, err := find(ctx, c, name)
+	return found, orNone(found, name, err)
+}
+
+// orNone returns err, or that there is no credential of a name.
+func orNone(found *v2.Credential, name string, err error) error {
 	if err == nil && found == nil {
-		err = &command.StatusError{Status: command.StatusRefused, Err: fmt.Errorf("there is no credential %s that this API key may see: latticekeep ls lists them", command.Printable(name))}
+		return &command.StatusError{Status: command.StatusRefused, Err: fmt.Errorf("there is no credential %s that this API key may see: latticekeep ls lists them", command.Printable(name))}
 	}
-	return found, err
+	return err
 }
 
 func credentialOf(a *v2.CredentialAnswer) v2.Credential {

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"unicode"
 
 	"github.com/spf13/cobra"
 
@@ -187,9 +188,12 @@ func (o *opened) print(out io.Writer, f *command.Format, name string) error {
 	return f.Print(out, o.values.strings(), func(out io.Writer) {
 		var rows [][]string
 		for _, key := range slices.Sorted(maps.Keys(o.values)) {
-			text := command.Printable(string(o.values[key]))
-			if slices.Contains(o.binary, key) {
-				text = fmt.Sprintf("(%d bytes that are not text)", len(o.values[key]))
+			text := string(o.values[key])
+			switch {
+			case slices.Contains(o.binary, key):
+				text = fmt.Sprintf("(%d bytes that are not text)", len(text))
+			case strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsGraphic(r) }): // escaped it would be another value
+				text = fmt.Sprintf("(%d bytes; latticekeep get %s %s)", len(text), command.Printable(name), key)
 			}
 			rows = append(rows, []string{key, text})
 		}

@@ -69,7 +69,7 @@ func (t *target) store(ctx context.Context, c *client.V2, name string, given val
 		isNew = append(isNew, client.IfNoneMatch())
 	}
 	if t.keep || t.credentialType == "" || byID {
-		credential, err := find(ctx, c, name)
+		credential, err := findNewest(ctx, c, name) // one in the trash only says which type it had
 		if err != nil {
 			return v2.Credential{}, err
 		}

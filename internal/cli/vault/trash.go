@@ -2,6 +2,7 @@ package vault
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 
@@ -41,14 +42,18 @@ API key needs the scopes vault:read and vault:write.`,
 			if err != nil {
 				return err
 			}
+			unchanged, err := ifUnchanged(cmd.Context(), c, found)
+			if err != nil {
+				return err
+			}
 			if !sure {
 				name := command.Printable(args[0])
-				if err := command.Confirm(cmd, "Type "+name+" to delete it with all its values for good", args[0]); err != nil {
+				if err := command.Confirm(cmd, "Type "+name+" to delete it with all its values for good", args[0], name); err != nil {
 					return err
 				}
 			}
-			if err := c.DeleteCredential(cmd.Context(), found.CredentialId); err != nil {
-				return fmt.Errorf("deleting %s: %w", command.Printable(args[0]), err)
+			if err := c.DeleteCredential(cmd.Context(), found.CredentialId, unchanged); err != nil {
+				return fmt.Errorf("deleting %s: %w", command.Printable(args[0]), orChanged(err))
 			}
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s (%s) deleted\n", command.Printable(found.Name), found.CredentialId)
 			return err
@@ -66,12 +71,33 @@ func trash(cmd *cobra.Command, c *client.V2, name string) error {
 	if err != nil {
 		return err
 	}
-	made, err := c.TrashCredential(cmd.Context(), found.CredentialId)
+	unchanged, err := ifUnchanged(cmd.Context(), c, found)
 	if err != nil {
-		return fmt.Errorf("putting %s in the trash: %w", command.Printable(name), err)
+		return err
+	}
+	made, err := c.TrashCredential(cmd.Context(), found.CredentialId, unchanged)
+	if err != nil {
+		return fmt.Errorf("putting %s in the trash: %w", command.Printable(name), orChanged(err))
 	}
 	until := made.ExpiresAt.AddDate(0, 0, graceDays)
 	_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s is in the trash: until %s, latticekeep renew %s brings it back\n", command.Printable(made.Name), command.Day(&until), made.CredentialId)
+	return err
+}
+
+// ifUnchanged makes a call remove a credential only as it is now: what somebody else stores until then stays.
+func ifUnchanged(ctx context.Context, c *client.V2, found *v2.Credential) (client.CallOption, error) {
+	var tag string
+	if _, err := c.GetCredentialMetadata(ctx, found.CredentialId, client.EntityTag(&tag)); err != nil {
+		return nil, fmt.Errorf("looking for %s: %w", command.Printable(found.Name), err)
+	}
+	return client.IfMatch(tag), nil
+}
+
+// orChanged says what the server's answer to [ifUnchanged] means.
+func orChanged(err error) error {
+	if errors.Is(err, client.ErrPreconditionFailed) {
+		return fmt.Errorf("somebody else has changed it meanwhile, so it stays: look at it, and run the command again: %w", err)
+	}
 	return err
 }
 
@@ -86,8 +112,9 @@ func newRenewCommand() *cobra.Command {
 		Long: `Start the lifetime of a credential again, with the same values under new keys, as its
 next version. This also brings back what latticekeep rm has put in the trash, and what
 expired in the last 28 days; latticekeep ls --trash lists the trash. A name that another
-credential has got meanwhile is refused. The API key needs the scopes vault:read and
-vault:write.`,
+credential has got meanwhile is refused. Of several in the trash under one name the one
+that was put there last comes back; an id names another one. The API key needs the
+scopes vault:read and vault:write.`,
 		Example: `  latticekeep renew shop/db
   latticekeep renew shop/db --ttl-days 365`,
 		Args: cobra.ExactArgs(1),
@@ -99,8 +126,8 @@ vault:write.`,
 			if err != nil {
 				return err
 			}
-			found, err := mustFindAny(cmd.Context(), c, args[0])
-			if err != nil {
+			found, err := findNewest(cmd.Context(), c, args[0])
+			if err := orNone(found, args[0], err); err != nil {
 				return err
 			}
 			answer, err := c.RenewCredential(cmd.Context(), found.CredentialId, v2.RenewRequest{TtlDays: ttlDays, NeverExpires: never(lasting)})
