@@ -8,12 +8,14 @@ import (
 	"maps"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"regexp"
 	"runtime"
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 	"sigs.k8s.io/yaml"
@@ -35,9 +37,11 @@ have changed the same key, the text can be edited again: it has both values, bet
 marks as git makes them, and is not stored while a mark is left. So can a text that the
 server refuses.
 
-The text is in a file of mode 0600 and removed at the end: on Linux in memory (tmpfs:
-XDG_RUNTIME_DIR or /dev/shm), on macOS in your temporary folder, whose disk may keep
-traces of it. An editor may keep copies elsewhere. The API key needs the scopes
+The text is in a file of mode 0600: on Linux in memory (tmpfs: XDG_RUNTIME_DIR or
+/dev/shm), on macOS in your temporary folder, whose disk may keep traces of it. It is
+removed at the end, also when the terminal closes (SIGHUP) or at SIGTERM or SIGQUIT,
+which end the editor. After SIGKILL, or on macOS a loss of power, it stays until you run
+latticekeep edit again. An editor may keep copies elsewhere. The API key needs the scopes
 vault:read and vault:write.`,
 		Example: `  EDITOR=nano latticekeep edit shop/db`,
 		Args:    cobra.ExactArgs(1),
@@ -50,13 +54,39 @@ vault:read and vault:write.`,
 			if err != nil {
 				return err
 			}
-			// Ctrl-C belongs to the editor. The text is removed whatever happens.
-			return edit(context.WithoutCancel(cmd.Context()), cmd, c, editor, args[0])
+			ctx, stop := untilEnded(cmd.Context())
+			defer stop()
+			err = edit(ctx, cmd, c, editor, args[0])
+			if err != nil && ctx.Err() != nil {
+				err = context.Cause(ctx)
+			}
+			return err
 		},
 	}
 	r.RegisterConnection(cmd)
 	cmd.ValidArgsFunction = completeNames(&r)
 	return cmd
+}
+
+// untilEnded returns a context that ends when somebody ends this process, or its terminal closes, so that
+// the text is removed first. Ctrl-C belongs to the editor, however often somebody types it.
+func untilEnded(former context.Context) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(former))
+	ends, typed := make(chan os.Signal, 1), make(chan os.Signal, 1)
+	signal.Notify(ends, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGTERM)
+	signal.Notify(typed, os.Interrupt)
+	go func() {
+		select {
+		case s := <-ends:
+			cancel(fmt.Errorf("ended by a signal (%s), so nothing is stored", s))
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() {
+		signal.Stop(ends)
+		signal.Stop(typed)
+		cancel(nil)
+	}
 }
 
 // edit has the values changed in an editor until they are stored, or somebody gives up.
@@ -70,7 +100,7 @@ func edit(ctx context.Context, cmd *cobra.Command, c *client.V2, program, name s
 	if err := o.checkText(name); err != nil {
 		return err
 	}
-	text, err := yaml.Marshal(o.values.strings())
+	text, err := merge(o.values, nil, nil)
 	if err != nil {
 		return err
 	}
@@ -99,10 +129,14 @@ func edit(ctx context.Context, cmd *cobra.Command, c *client.V2, program, name s
 		} else {
 			err = fmt.Errorf("somebody else has changed %s of %s meanwhile, so nothing is stored", command.Printable(strings.Join(both, ", ")), command.Printable(name))
 		}
-		if err := e.again(err); err != nil {
+		if err := e.again(ctx, err); err != nil {
 			return err
 		}
-		if err := e.write(merge(o.values, r.Values, both)); err != nil {
+		text, err := merge(o.values, r.Values, both)
+		if err != nil {
+			return err
+		}
+		if err := e.write(text); err != nil {
 			return err
 		}
 	}
@@ -159,17 +193,20 @@ var marks = regexp.MustCompile(`(?m)^(<<<<<<<|=======|>>>>>>>)`)
 
 // merge returns the text of values with changes to them. For the keys of both, which somebody else has
 // changed, too, it has both sides in marks. Those are no YAML, so nothing is stored that nobody has looked at.
-func merge(theirs values, mine map[string]*string, both []string) (text []byte) {
+// It fails for a value that would be another one, or gone, in what is read from the text.
+func merge(theirs values, mine map[string]*string, both []string) (text []byte, err error) {
 	if len(both) > 0 {
 		text = []byte("# Somebody else has changed this credential meanwhile. Between marks, leave the lines\n" +
 			"# of one side, and remove the marks.\n")
 	}
 	line := func(key string, value *string) {
-		if value == nil {
+		if value == nil || err != nil {
 			return
 		}
-		y, _ := yaml.Marshal(map[string]string{key: *value}) // strings can always be encoded
-		text = append(text, y...)
+		var y []byte
+		if y, err = asText(key, *value); err == nil {
+			text = append(text, y...)
+		}
 		clear(y)
 	}
 	sides := make(map[string][2]*string) // mine and theirs
@@ -191,7 +228,28 @@ func merge(theirs values, mine map[string]*string, both []string) (text []byte) 
 		line(key, side[1])
 		text = append(text, ">>>>>>> theirs\n"...)
 	}
-	return text
+	if err != nil {
+		clear(text)
+		return nil, err
+	}
+	return text, nil
+}
+
+// asText returns the YAML of one value. That of some characters, such as U+0085, cannot be read, or is read
+// as another value.
+func asText(key, value string) ([]byte, error) {
+	y, err := yaml.Marshal(map[string]string{key: value})
+	if err == nil {
+		var read map[string]string
+		if read, err = parseValues(y); err == nil && (len(read) != 1 || read[key] != value) {
+			err = errors.New("it is read as another value")
+		}
+	}
+	if err != nil { // whose words may quote the value
+		clear(y)
+		return nil, &command.StatusError{Status: command.StatusFailed, Err: fmt.Errorf("the value of %s cannot be edited as text: get it to a file and put it", command.Printable(key))}
+	}
+	return y, nil
 }
 
 // editor is a text that somebody edits.
@@ -199,17 +257,23 @@ type editor struct {
 	cmd       *cobra.Command
 	program   string
 	dir, file string
+	lock      *os.File // while it is locked this process edits the text
 }
 
 // newEditor stores a text for program, and zeroes it.
 func newEditor(cmd *cobra.Command, program string, text []byte) (*editor, error) {
+	removeLeft(runtime.GOOS)
 	dir, err := privateFolder(runtime.GOOS)
 	if err != nil {
 		clear(text)
 		return nil, err
 	}
-	e := &editor{cmd, program, dir, filepath.Join(dir, "values.yaml")}
-	if err := e.write(text); err != nil {
+	e := &editor{cmd: cmd, program: program, dir: dir, file: filepath.Join(dir, textFile)}
+	if e.lock, err = lockFolder(dir); err == nil {
+		err = e.write(text)
+	}
+	clear(text)
+	if err != nil {
 		e.close()
 		return nil, err
 	}
@@ -224,7 +288,7 @@ func (e *editor) write(text []byte) error {
 
 // close removes the text. Zeros go over it first, which on a disk may reach another place than it was at.
 func (e *editor) close() {
-	if f, err := os.OpenFile(e.file, os.O_WRONLY, 0); err == nil {
+	if f, err := os.OpenFile(e.file, os.O_WRONLY|syscall.O_NOFOLLOW, 0); err == nil {
 		if s, err := f.Stat(); err == nil {
 			_, _ = f.Write(make([]byte, s.Size()))
 			_ = f.Sync()
@@ -232,6 +296,56 @@ func (e *editor) close() {
 		_ = f.Close()
 	}
 	_ = os.RemoveAll(e.dir)
+	_ = e.lock.Close()
+}
+
+// Names in the folder of a text.
+const (
+	textFile = "values.yaml"
+	lockFile = "lock"
+)
+
+// lockFolder makes the lock of a folder, which the kernel opens when this process ends. It gets its name
+// when it is locked, so that no other process ever sees it open.
+func lockFolder(dir string) (*os.File, error) {
+	made := filepath.Join(dir, lockFile+".new")
+	f, err := os.OpenFile(made, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err == nil {
+		err = os.Rename(made, filepath.Join(dir, lockFile))
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// removeLeft removes the texts of this user's processes that were killed.
+func removeLeft(goos string) {
+	for _, parent := range privateParents(goos) {
+		found, _ := filepath.Glob(filepath.Join(parent, folderPrefix+"*")) // fails for a bad pattern only
+		for _, dir := range found {
+			info, err := os.Lstat(dir)
+			if err != nil || !info.IsDir() {
+				continue
+			}
+			if s, ok := info.Sys().(*syscall.Stat_t); !ok || int(s.Uid) != os.Getuid() {
+				continue
+			}
+			lock, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_WRONLY|syscall.O_NOFOLLOW, 0)
+			if err != nil {
+				continue
+			}
+			if syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
+				_ = lock.Close()
+				continue
+			}
+			(&editor{dir: dir, file: filepath.Join(dir, textFile), lock: lock}).close()
+		}
+	}
 }
 
 // edit returns the values as somebody leaves them. A text that cannot be read is edited again, if somebody
@@ -240,7 +354,13 @@ func (e *editor) edit(ctx context.Context) (map[string]string, error) {
 	for {
 		p := exec.CommandContext(ctx, "sh", "-c", e.program+` "$1"`, "sh", e.file)
 		p.Stdin, p.Stdout, p.Stderr = e.cmd.InOrStdin(), e.cmd.OutOrStdout(), e.cmd.ErrOrStderr()
-		if err := p.Run(); err != nil {
+		p.Cancel = func() error { return p.Process.Signal(syscall.SIGHUP) } // as a terminal that closes
+		p.WaitDelay = patience
+		err := p.Run()
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		if err != nil {
 			return nil, fmt.Errorf("running the editor, so nothing is stored: %w", err)
 		}
 		saved, err := command.ReadFile(e.file, maxInput)
@@ -252,19 +372,32 @@ func (e *editor) edit(ctx context.Context) (map[string]string, error) {
 		if err == nil {
 			return edited, nil
 		}
-		if err := e.again(err); err != nil {
+		if err := e.again(ctx, err); err != nil {
 			return nil, err
 		}
 	}
 }
 
+// patience is for how long an editor may end by itself.
+const patience = 2 * time.Second
+
 // again returns nil if somebody, who is told of err, goes on editing the text.
-func (e *editor) again(err error) error {
+func (e *editor) again(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
 	if !command.IsTerminal(e.cmd.InOrStdin()) {
 		return err
 	}
 	fmt.Fprintln(e.cmd.ErrOrStderr(), err)
-	return command.Confirm(e.cmd, "Type again to go on editing", "again")
+	answer := make(chan error, 1)
+	go func() { answer <- command.Confirm(e.cmd, "Type again to go on editing", "again") }()
+	select {
+	case err := <-answer:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // yamlLine matches the line number in an error of the YAML parser, whose words may quote a value.
@@ -279,7 +412,7 @@ func parseValues(text []byte) (map[string]string, error) {
 		return nil, command.UsageError("the text is not YAML of KEY: VALUE: look at " + cmp.Or(yamlLine.FindString(err.Error()), "its keys"))
 	}
 	if len(object) == 0 {
-		return nil, command.UsageError("no value is left: latticekeep rm deletes a credential")
+		return nil, command.UsageError("no value is left: latticekeep rm puts a credential in the trash")
 	}
 	edited := make(map[string]string)
 	for key, value := range object {
@@ -295,21 +428,35 @@ func parseValues(text []byte) (map[string]string, error) {
 // tmpfs is the magic number of file systems in memory (statfs(2)).
 const tmpfs = 0x01021994
 
-// privateFolder makes a folder of mode 0700 for the text. On Linux it never reaches a disk, except by
-// swapping. Other systems have no file system in memory that anybody can use.
-func privateFolder(goos string) (string, error) {
-	const pattern = "latticekeep-edit-"
+// folderPrefix is what the names of folders for texts begin with.
+const folderPrefix = "latticekeep-edit-"
+
+// privateParents returns where folders for texts can be. On Linux a text there never reaches a disk, except
+// by swapping. Other systems have no file system in memory that anybody can use.
+func privateParents(goos string) (parents []string) {
 	if goos != "linux" {
-		return os.MkdirTemp("", pattern)
+		return []string{os.TempDir()}
 	}
 	for _, dir := range []string{os.Getenv("XDG_RUNTIME_DIR"), "/dev/shm"} {
 		var s syscall.Statfs_t
-		if dir == "" || syscall.Statfs(dir, &s) != nil || int64(s.Type) != tmpfs {
-			continue
-		}
-		if made, err := os.MkdirTemp(dir, pattern); err == nil {
-			return made, nil
+		if dir != "" && syscall.Statfs(dir, &s) == nil && int64(s.Type) == tmpfs {
+			parents = append(parents, dir)
 		}
 	}
-	return "", errors.New("there is no folder in memory for the text (tmpfs at XDG_RUNTIME_DIR or /dev/shm): use latticekeep get and put")
+	return parents
+}
+
+// privateFolder makes a folder of mode 0700 for the text.
+func privateFolder(goos string) (string, error) {
+	err := errors.New("there is no folder in memory for the text (tmpfs at XDG_RUNTIME_DIR or /dev/shm): use latticekeep get and put")
+	for _, parent := range privateParents(goos) {
+		made, failed := os.MkdirTemp(parent, folderPrefix)
+		if failed == nil {
+			return made, nil
+		}
+		if goos != "linux" {
+			err = failed
+		}
+	}
+	return "", err
 }
