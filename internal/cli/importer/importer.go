@@ -177,13 +177,27 @@ func (im *importing) store(ctx context.Context, o outcome, read func(context.Con
 	}
 	im.from[o.name] = o.source
 	old, taken := im.taken[o.name]
-	switch {
-	case !taken && im.dry:
+	if !taken && im.dry {
 		return created, nil
-	case !taken:
-		_, err := im.client.SealCredential(ctx, v2.SealRequest{Name: o.name, CredentialType: im.credentialType, Values: values, TtlDays: im.ttlDays}, nil)
-		return created, judge("sealing", err)
 	}
+	if !taken {
+		_, err := im.client.PutCredentialByName(ctx, o.name, v2.PutRequest{CredentialType: im.credentialType, Values: values, TtlDays: im.ttlDays}, client.IfNoneMatch())
+		if !errors.Is(err, client.ErrPreconditionFailed) {
+			return created, judge("sealing", err)
+		}
+		// Somebody else has stored it meanwhile, such as another import of the same.
+		if im.taken, err = credentials(ctx, im.client); err != nil {
+			return "", fmt.Errorf("listing the credentials of the vault: %w", err)
+		}
+		if old, taken = im.taken[o.name]; !taken {
+			return "", refuse("somebody else stores and removes it at the same time: run the import again")
+		}
+	}
+	return im.compare(ctx, old, values)
+}
+
+// compare brings a credential that is there to values, or in a dry run only says how.
+func (im *importing) compare(ctx context.Context, old v2.Credential, values map[string]string) (string, error) {
 	var tag string
 	now, err := im.client.UnsealCredential(ctx, old.CredentialId, client.EntityTag(&tag))
 	switch {

@@ -234,7 +234,7 @@ func TestAnInterruptedImportGoesOn(t *testing.T) {
 	}
 	proxy := httputil.NewSingleHostReverseProxy(base)
 	failing := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method == http.MethodPost && left.Add(-1) < 0 {
+		if r.Method == http.MethodPut && left.Add(-1) < 0 {
 			w.WriteHeader(http.StatusInternalServerError)
 			return
 		}
@@ -260,6 +260,50 @@ func TestAnInterruptedImportGoesOn(t *testing.T) {
 }
 
 // A missing right of the API key is told before anything is stored.
+// Two imports of one list at the same time make no name twice, whichever stores it first.
+func TestImportsAtTheSameTimeMakeNoNameTwice(t *testing.T) {
+	t.Parallel()
+	s := newSite(t)
+	file := s.file("all.json", `{"a": {"x": "`+canary+`"}, "b": {"x": "`+canary+`"}}`)
+	others := s.file("others.json", `{"a": {"x": "`+canary+`"}, "b": {"x": "`+canary+`-other"}}`)
+	base, err := url.Parse(s.server.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy := httputil.NewSingleHostReverseProxy(base)
+	var first atomic.Bool
+	first.Store(true)
+	meanwhile := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodGet && first.Swap(false) {
+			other := *s
+			other.url = s.server.URL
+			other.want("created 2, replaced 0, unchanged 0, skipped 0, refused 0", "json", others)
+		}
+		proxy.ServeHTTP(w, r)
+	}))
+	defer meanwhile.Close()
+	s.url = meanwhile.URL
+	out, note, err := s.try("json", file)
+	if err == nil || !strings.Contains(out, "created 0, replaced 0, unchanged 1, skipped 0, refused 1") || !strings.Contains(note, "has other values: store these with --replace") {
+		t.Errorf("%v %s%s", err, out, note)
+	}
+	c, err := client.New(s.server.URL, client.WithAPIKey(s.key))
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := make(map[string]int)
+	page, err := c.V2.ListCredentials(t.Context(), &v2.ListCredentialsParams{Limit: new(100)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, credential := range page.Credentials {
+		seen[credential.Name]++
+	}
+	if !maps.Equal(seen, map[string]int{"a": 1, "b": 1}) {
+		t.Errorf("the vault has %v", seen)
+	}
+}
+
 func TestAnImportNeedsBothScopes(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)

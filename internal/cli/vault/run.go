@@ -25,8 +25,13 @@ func newRunCommand() *cobra.Command {
 		Short: "Run a program with the values of credentials in its environment",
 		Long: `Run a program whose environment has the values of credentials, under their keys, and
 what this process has in its own, but for LATTICEKEEP_API_KEY. Of the same key in
-several the last one counts. Nothing is written to disk. Keys such as PATH and
-LD_PRELOAD are refused: whoever may write the credential could run code of theirs.
+several the last one counts. Nothing is written to disk.
+
+Whoever may write the credential chooses variables of the program, and some of those run
+code or change servers. The best known are refused: PATH, HOME, EDITOR, HTTPS_PROXY and
+their like, and all that begin with LD_, GIT_, PYTHON, NODE_, JAVA_ or the name of another
+loader or language. That list is not complete, since each program has variables of its
+own: give run only credentials whose writers you trust.
 
 The program takes the place of this process: it gets all signals, and its exit status
 is what the shell sees. The API key needs the scope vault:read.`,
@@ -50,7 +55,7 @@ is what the shell sees. The API key needs the scope vault:read.`,
 				defer o.values.zero()
 				for key, value := range o.values {
 					if steers.MatchString(key) {
-						return fmt.Errorf("%s in %s would change which code the program runs: give the value another key", key, command.Printable(name))
+						return fmt.Errorf("%s in %s would change which code the program runs or where it connects: give the value another key", key, command.Printable(name))
 					}
 					if bytes.IndexByte(value, 0) >= 0 {
 						return fmt.Errorf("the value of %s in %s has a zero byte, which no environment can hold", key, command.Printable(name))
@@ -75,10 +80,12 @@ is what the shell sees. The API key needs the scope vault:read.`,
 	return cmd
 }
 
-// steers matches variables by which loaders, shells and interpreters find code to run, and those of
-// this program.
-var steers = regexp.MustCompile(`^(LD_.*|DYLD_.*|LATTICEKEEP_.*|PATH|IFS|ENV|BASH_ENV|BASH_FUNC_.*|SHELLOPTS|BASHOPTS|PS4|NODE_OPTIONS|NODE_PATH|` +
-	`PYTHONPATH|PYTHONHOME|PYTHONSTARTUP|PERL5LIB|PERL5OPT|RUBYLIB|RUBYOPT|JAVA_TOOL_OPTIONS|_JAVA_OPTIONS|GIT_SSH|GIT_SSH_COMMAND|GIT_EXEC_PATH|GIT_CONFIG.*)$`)
+// steers matches variables by which loaders, shells, interpreters and common programs find code, settings
+// or servers, and those of this program. It cannot be complete: each program has its own.
+var steers = regexp.MustCompile(`^((LD|DYLD|GLIBC|LATTICEKEEP|GIT|JDK|JAVA|DOTNET|CORECLR|LUA|NODE|GEM|BUNDLE|BASH_FUNC)_.*|(PYTHON|PERL|RUBY|PHP|NPM_CONFIG_).*|npm_config_.*|(?i:.*_proxy)|` +
+	`PATH|IFS|ENV|HOME|SHELL|BASH_ENV|SHELLOPTS|BASHOPTS|PS4|PROMPT_COMMAND|ZDOTDIR|CDPATH|PAGER|LESSOPEN|LESSCLOSE|EDITOR|VISUAL|BROWSER|` +
+	`_JAVA_OPTIONS|CLASSPATH|GCONV_PATH|LOCPATH|NLSPATH|HOSTALIASES|RESOLV_HOST_CONF|XDG_CONFIG_HOME|XDG_CONFIG_DIRS|XDG_DATA_HOME|XDG_DATA_DIRS|TMPDIR|` +
+	`OPENSSL_CONF|OPENSSL_MODULES|OPENSSL_ENGINES|SSL_CERT_FILE|SSL_CERT_DIR|CURL_CA_BUNDLE|REQUESTS_CA_BUNDLE|KUBECONFIG)$`)
 
 // environment returns an environment in which added replaces variables of the same name, and which lacks
 // the API key: the program is to have these values, and not all that the key opens.
