@@ -40,6 +40,7 @@ func describe(b *strings.Builder, cmd *cobra.Command) {
 		if cmd.HasExample() {
 			b.WriteString("```sh\n" + unindent(cmd.Example) + "\n```\n\n")
 		}
+		_ = cmd.Flags().MarkHidden("help") // every command has it, or there is nothing to hide
 		if flags := strings.TrimRight(cmd.NonInheritedFlags().FlagUsagesWrapped(110), "\n"); flags != "" {
 			b.WriteString("```text\n" + flags + "\n```\n\n")
 		}

@@ -4,8 +4,6 @@
 package cli
 
 import (
-	"strings"
-
 	"github.com/spf13/cobra"
 
 	"github.com/latticekeep/latticekeep/internal/app"
@@ -45,8 +43,6 @@ func Command() *cobra.Command {
 	root.AddCommand(newWebhookCommand(), newCRDCommand(), newUninstallCommand(), score.NewCommand(), auditlog.NewDoctorCommand(app.Diagnose), newCompletionCommand())
 	command.Strict(root)
 	completeFiles(root)
-	// A group's own line says COMMAND already.
-	root.SetUsageTemplate(strings.Replace(root.UsageTemplate(), "{{if .HasAvailableSubCommands}}\n  {{.CommandPath}} [command]{{end}}", "", 1))
 	return root
 }
 

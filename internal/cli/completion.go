@@ -16,15 +16,17 @@ func newCompletionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "completion SHELL",
 		Short: "Print a script with which a shell completes commands and flags",
-		Long: `Completion prints a script for bash, zsh, fish or powershell. With it the Tab key completes commands, flags, files, and
-the values of flags that take one of a few. It completes from the program itself, so it needs no update later.
+		Long: `Print a script for bash, zsh, fish or powershell. With it the Tab key completes
+commands, flags, files, and the values of flags that take one of a few. It completes
+from the program itself, so it needs no update later.
 
 For one session of bash:
 
   source <(latticekeep completion bash)
 
-For all sessions, write the script once to where the shell looks for it, and start a new shell. Bash needs the package
-bash-completion, and zsh "autoload -U compinit; compinit" in ~/.zshrc.`,
+For all sessions, write the script once to where the shell looks for it, and start a new
+shell. Bash needs the package bash-completion, and zsh "autoload -U compinit; compinit"
+in ~/.zshrc.`,
 		Example: `  latticekeep completion bash > ~/.local/share/bash-completion/completions/latticekeep
   latticekeep completion zsh > "${fpath[1]}/_latticekeep"
   latticekeep completion fish > ~/.config/fish/completions/latticekeep.fish`,

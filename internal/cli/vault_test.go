@@ -205,8 +205,17 @@ stdout '(?s)shop/\*\* +2\nshop/old +0'
 ! latticekeep get shop/old --version 3
 latticekeep keep --remove shop/old
 ! stdout shop/old
-! latticekeep keep 'shop/**'
-stderr 'give PATH and N, or --remove'
+latticekeep keep shop/old 0
+latticekeep keep 'shop/**'
+stdout '^shop/\*\* +2$'
+! stdout shop/old
+latticekeep keep --remove shop/old
+! latticekeep keep shop/old
+stderr 'there is no rule of the path shop/old: latticekeep keep prints all'
+! latticekeep keep --remove 'shop/**' 2
+stderr '--remove takes PATH and no N'
+! latticekeep keep --remove
+stderr '--remove takes PATH and no N'
 ! latticekeep keep 'shop/**' many
 stderr 'N is "many"'
 ! latticekeep keep 'sh*p' 1

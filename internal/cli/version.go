@@ -14,9 +14,9 @@ func newVersionCommand() *cobra.Command {
 	var formats, asJSON bool
 	cmd := &cobra.Command{
 		Use: "version", Short: "Print the version of this program", Args: cobra.NoArgs,
-		Long: `Version prints the version. With --json it prints the commit, its time, whether the checkout was modified, the version of
-Go, the platform, and the newest format of a store that this program reads and writes. A program that was not built
-from a checkout has no commit.`,
+		Long: `Print the version, and with --json the commit, its time, whether the checkout was
+modified, the version of Go, the platform, and the newest format of a store that this
+program reads and writes. A program that was not built from a checkout has no commit.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			build := buildinfo.Read()
 			if asJSON {

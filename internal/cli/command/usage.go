@@ -18,10 +18,16 @@ import (
 func Strict(cmd *cobra.Command) {
 	if !cmd.HasParent() {
 		strictHelp(cmd)
+		ownFlag(cmd, "version", "v", "print the version of this program")
+		// A group's own line says COMMAND already.
+		cmd.SetUsageTemplate(strings.NewReplacer("{{if .HasAvailableSubCommands}}\n  {{.CommandPath}} [command]{{end}}", "",
+			`Use "{{.CommandPath}} [command] --help" for more information about a command.`, `"{{.CommandPath}} COMMAND --help" prints the help of one of these.`,
+		).Replace(cmd.UsageTemplate()))
 	}
+	ownFlag(cmd, "help", "h", "print this help")
+	cmd.DisableFlagsInUseLine = true // they are listed below it
 	args, run := checkArguments(cmd.Args), cmd.RunE
 	if !cmd.Runnable() {
-		cmd.DisableFlagsInUseLine = true
 		cmd.Use += " COMMAND"
 		args, run = checkCommand, func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 	}
@@ -39,6 +45,15 @@ func Strict(cmd *cobra.Command) {
 	}
 }
 
+// ownFlag defines a flag that cobra would define in its own words.
+func ownFlag(cmd *cobra.Command, name, letter, usage string) {
+	if name == "version" && cmd.Version == "" {
+		return
+	}
+	cmd.Flags().BoolP(name, letter, false, usage)
+	_ = cmd.Flags().SetAnnotation(name, cobra.FlagSetByCobraAnnotation, []string{"true"}) // cannot fail: the flag exists
+}
+
 // strictHelp has root's command help refuse a command that does not exist. Cobra's own prints the usage
 // of the program, and succeeds.
 func strictHelp(root *cobra.Command) {
@@ -48,7 +63,7 @@ func strictHelp(root *cobra.Command) {
 			continue
 		}
 		cmd.Use, cmd.Short = "help [COMMAND...]", "Print the help of a command"
-		cmd.Long = "Help prints what --help after the command prints."
+		cmd.Long = "Print what --help after the command prints."
 		cmd.Args, cmd.Run = cobra.ArbitraryArgs, nil
 		cmd.RunE = func(_ *cobra.Command, given []string) error {
 			found, rest, err := root.Find(given)

@@ -29,9 +29,10 @@ func newEnvCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "env FILE --name NAME",
 		Short: "Import a .env file as one credential",
-		Long: `Env stores the variables of a .env file as the values of one credential. A line is NAME=VALUE, with or without "export"
-before it. Values may stand in single or double quotes, also over several lines; \n, \r, \t, \", \\ and \$ are escapes
-in double quotes. Nothing is expanded: $NAME stays as it is. FILE is - for standard input.` + common,
+		Long: `Store the variables of a .env file as the values of one credential. A line is
+NAME=VALUE, with or without "export" before it. Values may stand in single or double
+quotes, also over several lines; \n, \r, \t, \", \\ and \$ are escapes in double quotes.
+Nothing is expanded: $NAME stays as it is. FILE is - for standard input.` + common,
 		Example: `  latticekeep import env --dry-run .env --name shop/prod/env
   sops -d prod.env | latticekeep import env - --name shop/prod/env`,
 		Args: cobra.ExactArgs(1),
@@ -65,9 +66,10 @@ func newJSONCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "json FILE",
 		Short: "Import a JSON file of secrets",
-		Long: `Json stores the objects of a JSON file as credentials. An object whose members are strings, numbers, true or false is a
-credential, and its members are the values. An object of objects is a folder: {"shop": {"db": {"user": "a"}}} is the
-credential shop/db with the value user. --name names the file itself, when it is one flat object. FILE is - for
+		Long: `Store the objects of a JSON file as credentials. An object whose members are strings,
+numbers, true or false is a credential, and its members are the values. An object of
+objects is a folder: {"shop": {"db": {"user": "a"}}} is the credential shop/db with the
+value user. --name names the file itself, when it is one flat object. FILE is - for
 standard input.` + common,
 		Example: `  latticekeep import json --dry-run secrets.json --prefix shop/prod
   vault kv get -format=json -field=data secret/db | latticekeep import json - --name shop/db`,
@@ -103,9 +105,10 @@ func newAWSCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "aws FILE...",
 		Short: "Import what aws secretsmanager batch-get-secret-value has printed",
-		Long: `Aws stores the secrets that "aws secretsmanager batch-get-secret-value" prints as JSON, under their names; a / before a
-name is left out. A secret whose text is a JSON object of strings, numbers, true and false becomes its values. Any
-other text becomes the value called "value", and a binary secret the value "value.base64" in base64. Secrets that AWS
+		Long: `Store the secrets that "aws secretsmanager batch-get-secret-value" prints as JSON, under
+their names; a / before a name is left out. A secret whose text is a JSON object of
+strings, numbers, true and false becomes its values. Any other text becomes the value
+called "value", and a binary secret the value "value.base64" in base64. Secrets that AWS
 did not give, which the file lists as errors, are refused. FILE is - for standard input.` + common,
 		Example: `  aws secretsmanager batch-get-secret-value --filters Key=name,Values=shop/ > secrets.json
   latticekeep import aws --dry-run secrets.json`,

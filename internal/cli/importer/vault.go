@@ -27,12 +27,14 @@ func newVaultCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "vault MOUNT[/PATH]",
 		Short: "Import secrets of Vault or OpenBao from a KV engine",
-		Long: `Vault reads the secrets of a KV engine, version 1 or 2, of HashiCorp Vault or OpenBao by its API, with all that is below
-PATH, and stores each under its path in the mount. Of version 2 it reads the newest version; what is deleted there is
-skipped. A value that is an object or an array becomes its JSON text. The token needs read and list below the path.
+		Long: `Read the secrets of a KV engine, version 1 or 2, of HashiCorp Vault or OpenBao by its
+API, with all that is below PATH, and store each under its path in the mount. Of version
+2 the newest version is read; what is deleted there is skipped. A value that is an
+object or an array becomes its JSON text. The token needs read and list below the path.
 
-Address and token are those of the programs vault and bao: VAULT_ADDR, VAULT_TOKEN, VAULT_NAMESPACE and VAULT_CACERT,
-or the flags. This program reads and seals; the server of the vault calls nobody.` + common,
+Address and token are those of the programs vault and bao: VAULT_ADDR, VAULT_TOKEN,
+VAULT_NAMESPACE and VAULT_CACERT, or the flags. This program reads and seals; the server
+of the vault calls nobody.` + common,
 		Example: `  export VAULT_ADDR=https://vault.example.org:8200
   latticekeep import vault --dry-run --vault-token-file token secret/shop --prefix from-vault`,
 		Args: cobra.ExactArgs(1),

@@ -31,6 +31,8 @@ func newHistoryCommand() *cobra.Command {
 why, and whether its values are still there. With --diff print instead which keys have
 another value in the current version than in that one: + is new, - is gone, ~ is
 another value. Neither prints a value. The API key needs the scope vault:read.`,
+		Example: `  latticekeep history shop/db
+  latticekeep history shop/db --diff 3`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := f.Check(); err != nil {
@@ -200,22 +202,24 @@ func newKeepCommand() *cobra.Command {
 that the glob PATH matches, from their next change on. Without a rule none is kept: a
 new value erases the earlier one. Of the rules that match a name the most specific one
 counts. A lower number, and --remove, erase at once what is no longer kept. Without N
-print the rules. The API key needs the scope account:admin.`,
+print the rule of PATH, and without PATH all rules. The API key needs the scope
+account:admin.`,
 		Example: `  latticekeep keep 'shop/**' 5
+  latticekeep keep 'shop/**'
   latticekeep keep --remove 'shop/**'`,
 		Args: cobra.MaximumNArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := f.Check(); err != nil {
 				return err
 			}
-			if remove != (len(args) == 1) {
-				return command.UsageError("give PATH and N, or --remove and PATH, or neither to print the rules")
+			if remove && len(args) != 1 {
+				return command.UsageError("--remove takes PATH and no N")
 			}
 			c, err := r.Client()
 			if err != nil {
 				return err
 			}
-			answer, err := keep(cmd.Context(), c, args)
+			answer, err := keep(cmd.Context(), c, args, remove)
 			if err != nil {
 				return err
 			}
@@ -234,13 +238,21 @@ print the rules. The API key needs the scope account:admin.`,
 	return cmd
 }
 
-// keep changes or removes the rule of a path, or lists all rules.
-func keep(ctx context.Context, c *client.V2, args []string) (*v2.HistoryRules, error) {
-	switch len(args) {
-	case 0:
-		return c.ListHistoryRules(ctx)
-	case 1:
+// keep changes or removes the rule of a path and returns all, or returns that of a path, or all.
+func keep(ctx context.Context, c *client.V2, args []string, remove bool) (*v2.HistoryRules, error) {
+	switch {
+	case remove:
 		return c.DeleteHistoryRule(ctx, &v2.DeleteHistoryRuleParams{Path: args[0]})
+	case len(args) < 2:
+		all, err := c.ListHistoryRules(ctx)
+		if err != nil || len(args) == 0 {
+			return all, err
+		}
+		all.Rules = slices.DeleteFunc(all.Rules, func(r v2.HistoryRule) bool { return r.Path != args[0] })
+		if len(all.Rules) == 0 {
+			err = &command.StatusError{Status: command.StatusRefused, Err: fmt.Errorf("there is no rule of the path %s: latticekeep keep prints all", command.Printable(args[0]))}
+		}
+		return all, err
 	}
 	n, err := strconv.Atoi(args[1])
 	if err != nil {

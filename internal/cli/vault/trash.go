@@ -29,6 +29,8 @@ days latticekeep renew brings it back; after that the server erases it. --purge 
 it at once with all its values, also out of the trash, and nothing but a backup brings
 that back: in a terminal you type its name to confirm; elsewhere --yes is needed. The
 API key needs the scopes vault:read and vault:write.`,
+		Example: `  latticekeep rm shop/db
+  latticekeep rm shop/db --purge`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := r.Client()

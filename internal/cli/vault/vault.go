@@ -34,7 +34,10 @@ func newListCommand() *cobra.Command {
 		Use:   "ls [PREFIX]",
 		Short: "List credentials, without their values",
 		Long: `List the credentials whose name begins with PREFIX, or all of them, in the order that
---sort says: with --trash those in the trash, and else the others. The API key needs the scope vault:read.`,
+--sort says: with --trash those in the trash, and else the others. The API key needs
+the scope vault:read.`,
+		Example: `  latticekeep ls shop/ --sort expires
+  latticekeep ls --trash`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := f.Check(); err != nil {
@@ -93,7 +96,8 @@ func newMoveCommand() *cobra.Command {
 		Long: `Give a credential another name, which is a path such as shop/prod/db. Its id, its
 values and the time at which it expires stay. A name that another credential has is
 refused. The API key needs the scopes vault:read and vault:write.`,
-		Args: cobra.ExactArgs(2),
+		Example: `  latticekeep mv shop/db shop/prod/db`,
+		Args:    cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := f.Check(); err != nil {
 				return err
@@ -129,7 +133,8 @@ func newReencryptCommand() *cobra.Command {
 		Long: `Have the server encrypt a credential again, under a new key pair, as its next version,
 and delete the old ciphertext. The values stay, and their lifetime starts again. In
 REST this call is rotate. The API key needs the scopes vault:read and vault:write.`,
-		Args: cobra.ExactArgs(1),
+		Example: `  latticekeep reencrypt shop/db`,
+		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := f.Check(); err != nil {
 				return err
