@@ -12,8 +12,6 @@ export CGO_ENABLED := 0
 # Everything is compiled with it and without paths, so that the program is that of the Dockerfile, and tests share its compile.
 export GOFLAGS := -tags=nomsgpack -trimpath $(GOFLAGS)
 BUILD := go build -ldflags="-s -w"
-# Go leaves the commit in a program only where .git is a folder, and in a linked worktree of git it is a file. The last -ldflags counts.
-LINKED = $(if $(shell test -f .git && echo linked),-ldflags="-s -w -X github.com/latticekeep/latticekeep/internal/buildinfo.linked=$(shell hack/commit.sh)")
 
 BIN := $(CURDIR)/bin
 DATA_DIR ?= .latticekeep
@@ -33,7 +31,7 @@ help: ## show this list
 
 .PHONY: build
 build: ## compile bin/latticekeep
-	$(BUILD) $(LINKED) -o $(BIN)/latticekeep .
+	$(BUILD) -o $(BIN)/latticekeep .
 
 .PHONY: size
 size: ## say how many MB of the program each module has

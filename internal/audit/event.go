@@ -74,11 +74,11 @@ const (
 	WebhookListed          EventType = "WEBHOOK_LISTED"       // webhooks, or the deliveries of one
 	WebhookCreated         EventType = "WEBHOOK_CREATED"
 	WebhookDeleted         EventType = "WEBHOOK_DELETED"
-	WebhookSent            EventType = "WEBHOOK_SENT"     // somebody asked for a test event, or for a dead letter again
-	WebhookFailed          EventType = "WEBHOOK_FAILED"   // a delivery was given up
-	SettingsRead           EventType = "SETTINGS_READ"    // of the tenant
-	SettingsChanged        EventType = "SETTINGS_CHANGED" // likewise
-	PolicyListed           EventType = "POLICY_LISTED"    // policies of paths, and who has which
+	WebhookSent            EventType = "WEBHOOK_SENT"   // somebody asked for a test event, or for a dead letter again
+	WebhookFailed          EventType = "WEBHOOK_FAILED" // a delivery was given up
+	SettingsRead           EventType = "SETTINGS_READ"
+	SettingsChanged        EventType = "SETTINGS_CHANGED"
+	PolicyListed           EventType = "POLICY_LISTED" // policies of paths, and who has which
 	PolicyCreated          EventType = "POLICY_CREATED"
 	PolicyChanged          EventType = "POLICY_CHANGED"
 	PolicyDeleted          EventType = "POLICY_DELETED"

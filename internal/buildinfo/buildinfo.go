@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"runtime"
 	"runtime/debug"
-	"strings"
 	"time"
 )
 
@@ -24,10 +23,6 @@ type Info struct {
 	Go       string `json:"go"`
 	Platform string `json:"platform"`
 }
-
-// linked is what hack/commit.sh prints, in a program that make has built in a linked worktree of git: Go
-// leaves nothing there. It is empty in all others.
-var linked string
 
 // Version returns the module's version, or the commit for a build from a checkout.
 func Version() string { return Read().Version }
@@ -48,12 +43,6 @@ func Read() Info {
 			case "vcs.modified":
 				i.Modified = s.Value == "true"
 			}
-		}
-	}
-	if parts := strings.Split(linked, ","); i.Commit == "" && len(parts) == 3 {
-		i.Commit, i.Modified = parts[0], parts[2] == "true"
-		if at, err := time.Parse(time.RFC3339, parts[1]); err == nil {
-			i.CommitTime = &at
 		}
 	}
 	if i.Version == "(devel)" && i.Commit != "" {

@@ -54,35 +54,6 @@ func TestTheFlagsOfEveryBuildLeaveTheCommitInTheProgram(t *testing.T) {
 	}
 }
 
-// In a linked worktree of git Go leaves no commit in a program, so `make build` does.
-func TestMakeLeavesTheCommitInAProgramOfALinkedWorktree(t *testing.T) {
-	text, err := os.ReadFile("../../Makefile")
-	must(t, err)
-	flags := regexp.MustCompile(`\nLINKED = \$\(if \$\(shell test -f \.git && echo linked\),(-ldflags=.*)\)\n`).FindSubmatch(text)
-	if flags == nil || !strings.Contains(string(text), "\n\t$(BUILD) $(LINKED) -o ") {
-		t.Fatal("the Makefile does not build a linked worktree with its commit")
-	}
-	script, err := filepath.Abs("../../hack/commit.sh")
-	must(t, err)
-	c := newCheckout(t)
-	linked := filepath.Join(t.TempDir(), "linked") // below the checkout Go would find that
-	c.run("git worktree add -q " + linked)
-	commit := strings.TrimSpace(c.run("git rev-parse HEAD"))
-	c.dir = linked
-	build := "go build " + strings.NewReplacer("github.com/latticekeep/latticekeep/internal", "example.org/program", "$(shell hack/commit.sh)", "$("+script+")").Replace(string(flags[1])) + " -o program ."
-	for _, modified := range []bool{false, true} {
-		if modified {
-			must(t, os.WriteFile(filepath.Join(c.dir, "go.mod"), []byte(module+"// changed\n"), 0o600))
-		}
-		c.run(build)
-		var i buildinfo.Info
-		must(t, json.Unmarshal([]byte(c.run("./program")), &i))
-		if i.Commit != commit || i.Version != commit || i.Modified != modified || i.CommitTime == nil || !i.CommitTime.Equal(time.Date(2026, 2, 3, 4, 5, 6, 0, time.UTC)) {
-			t.Errorf("built from a worktree of %s, modified: %v: %+v", commit, modified, i)
-		}
-	}
-}
-
 const module = "module example.org/program\n\ngo 1.26\n"
 
 type checkout struct {
