@@ -63,7 +63,7 @@ func followObjects(f *documented) {
 	defer server.end()
 	identity := identityOf(f.T, stderr)
 	server.paste("kubectl wait --for=create --timeout=60s -n latticekeep-system configmap/latticekeep-sealing-key\n"+
-		pasted(f.T, "docs/get-started/kubectl.md", "## Seal, apply, look", "kubectl create secret")+
+		pasted(f.T, "docs/get-started/kubectl.md", "## Seal, apply, look", "printf s3cret | kubectl create secret")+
 		"kubectl wait --for=create --timeout=60s secret/db\n"+
 		"sed 's/name: db$/name: moved/' sealed.yaml | kubectl apply -f -\n"+
 		"kubectl wait --for=condition=Stalled --timeout=60s sealedcredential/moved\n"+

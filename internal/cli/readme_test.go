@@ -122,8 +122,8 @@ func TestTheToursWithKubectlWork(t *testing.T) {
 	defer server.end()
 	identity := identityOf(t, stderr)
 	printed := server.paste("kubectl wait --for=create --timeout=60s -n latticekeep-system configmap/latticekeep-sealing-key\n"+
-		pasted(t, "README.md", "### With kubectl", "kubectl create secret")+
-		pasted(t, "docs/get-started/kubectl.md", "## Seal, apply, look", "kubectl create secret"),
+		pasted(t, "README.md", "### With kubectl", "printf s3cret | kubectl create secret")+
+		pasted(t, "docs/get-started/kubectl.md", "## Seal, apply, look", "printf s3cret | kubectl create secret"),
 		"KUBECONFIG="+plane.Kubeconfig, "IDENTITY="+identity)
 	if strings.Count(printed, "sealedcredential.latticekeep.dev/db condition met") != 2 {
 		t.Errorf("the tours do not end with a credential that is ready:\n%s", printed)
