@@ -28,10 +28,9 @@ what this process has in its own, but for LATTICEKEEP_API_KEY. Of the same key i
 several the last one counts. Nothing is written to disk.
 
 Whoever may write the credential chooses variables of the program, and some of those run
-code or change servers. The best known are refused: PATH, HOME, EDITOR, HTTPS_PROXY and
-their like, and all that begin with LD_, GIT_, PYTHON, NODE_, JAVA_ or the name of another
-loader or language. That list is not complete, since each program has variables of its
-own: give run only credentials whose writers you trust.
+code of theirs. The best known are refused: PATH, HOME, EDITOR, LD_PRELOAD, NODE_OPTIONS,
+PYTHONPATH and their like. That list is not complete, since each program has variables of
+its own: give run only credentials whose writers you trust.
 
 The program takes the place of this process: it gets all signals, and its exit status
 is what the shell sees. The API key needs the scope vault:read.`,
@@ -55,7 +54,7 @@ is what the shell sees. The API key needs the scope vault:read.`,
 				defer o.values.zero()
 				for key, value := range o.values {
 					if steers.MatchString(key) {
-						return fmt.Errorf("%s in %s would change which code the program runs or where it connects: give the value another key", key, command.Printable(name))
+						return fmt.Errorf("%s in %s would change which code the program runs: give the value another key", key, command.Printable(name))
 					}
 					if bytes.IndexByte(value, 0) >= 0 {
 						return fmt.Errorf("the value of %s in %s has a zero byte, which no environment can hold", key, command.Printable(name))
@@ -80,12 +79,15 @@ is what the shell sees. The API key needs the scope vault:read.`,
 	return cmd
 }
 
-// steers matches variables by which loaders, shells, interpreters and common programs find code, settings
-// or servers, and those of this program. It cannot be complete: each program has its own.
-var steers = regexp.MustCompile(`^((LD|DYLD|GLIBC|LATTICEKEEP|GIT|JDK|JAVA|DOTNET|CORECLR|LUA|NODE|GEM|BUNDLE|BASH_FUNC)_.*|(PYTHON|PERL|RUBY|PHP|NPM_CONFIG_).*|npm_config_.*|(?i:.*_proxy)|` +
-	`PATH|IFS|ENV|HOME|SHELL|BASH_ENV|SHELLOPTS|BASHOPTS|PS4|PROMPT_COMMAND|ZDOTDIR|CDPATH|PAGER|LESSOPEN|LESSCLOSE|EDITOR|VISUAL|BROWSER|` +
-	`_JAVA_OPTIONS|CLASSPATH|GCONV_PATH|LOCPATH|NLSPATH|HOSTALIASES|RESOLV_HOST_CONF|XDG_CONFIG_HOME|XDG_CONFIG_DIRS|XDG_DATA_HOME|XDG_DATA_DIRS|TMPDIR|` +
-	`OPENSSL_CONF|OPENSSL_MODULES|OPENSSL_ENGINES|SSL_CERT_FILE|SSL_CERT_DIR|CURL_CA_BUNDLE|REQUESTS_CA_BUNDLE|KUBECONFIG)$`)
+// steers matches variables by which loaders, shells, interpreters and common programs find code to run,
+// and those of this program. It cannot be complete. Common settings that run nothing, such as NODE_ENV,
+// JAVA_HOME and HTTPS_PROXY, are for credentials to have.
+var steers = regexp.MustCompile(`^(LD_.*|DYLD_.*|GLIBC_TUNABLES|GCONV_PATH|LATTICEKEEP_.*|PATH|HOME|SHELL|IFS|ENV|CDPATH|BASH_ENV|BASH_FUNC_.*|SHELLOPTS|BASHOPTS|PS4|PROMPT_COMMAND|ZDOTDIR|` +
+	`PAGER|[A-Z]+_PAGER|LESSOPEN|LESSCLOSE|EDITOR|[A-Z_]*_EDITOR|VISUAL|BROWSER|` +
+	`GIT_(SSH.*|EXEC_PATH|CONFIG.*|ASKPASS|EXTERNAL_DIFF|PROXY_COMMAND|TEMPLATE_DIR|DIR|WORK_TREE)|SSH_ASKPASS|SUDO_ASKPASS|` +
+	`NODE_(OPTIONS|PATH|REPL_EXTERNAL_MODULE)|(?i:npm_config_.*)|PYTHON(PATH|HOME|STARTUP|USERBASE|EXECUTABLE|BREAKPOINT|WARNINGS|PLATLIBDIR|PYCACHEPREFIX)|` +
+	`PERL(LIB|5.*)|RUBY(LIB|OPT|PATH)|GEM_(HOME|PATH)|BUNDLE_(GEMFILE|PATH|BIN_PATH)|LUA_(PATH|CPATH|INIT).*|PHPRC|PHP_INI_SCAN_DIR|` +
+	`JAVA_TOOL_OPTIONS|_JAVA_OPTIONS|JDK_JAVA_OPTIONS|CLASSPATH|DOTNET_(STARTUP_HOOKS|ADDITIONAL_DEPS|SHARED_STORE)|CORECLR_.*|OPENSSL_(CONF|MODULES|ENGINES))$`)
 
 // environment returns an environment in which added replaces variables of the same name, and which lacks
 // the API key: the program is to have these values, and not all that the key opens.
