@@ -151,9 +151,14 @@ func (c *Client) Post(ctx context.Context, address string, header http.Header, b
 	if err != nil {
 		return 0, came.failure(err)
 	}
+	closing := func() { _ = answer.Body.Close() } // the status is known
+	defer closing()
+	if answer.StatusCode < http.StatusOK { // after 101 the connection is ours, and no timeout of the client ends a read
+		return 0, &Error{NotHTTP, errors.New("the answer goes on in another protocol")}
+	}
+	defer context.AfterFunc(ctx, closing)()
 	// A receiver that still writes when the connection ends would see an error.
 	_, _ = io.CopyN(io.Discard, answer.Body, maxBody)
-	_ = answer.Body.Close() // the status is known
 	return answer.StatusCode, nil
 }
 

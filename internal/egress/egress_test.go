@@ -336,3 +336,23 @@ func TestErrorsShowNothing(t *testing.T) {
 		}
 	}
 }
+
+// An answer that hands the connection over ends the call: no timeout of the client would.
+func TestAnAnswerThatSwitchesProtocolsEndsTheCall(t *testing.T) {
+	release := make(chan struct{})
+	r := newReceiver(t, func(w http.ResponseWriter, _ *http.Request) {
+		conn, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		_, _ = io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n")
+		<-release
+		_ = conn.Close()
+	})
+	status, err := New(r.options()).Post(t.Context(), r.URL, nil, nil)
+	close(release)
+	if status != 0 || reasonOf(err) != NotHTTP {
+		t.Errorf("%d, %v", status, err)
+	}
+}

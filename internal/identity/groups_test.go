@@ -226,6 +226,16 @@ func TestGroupsAreBounded(t *testing.T) {
 		return err
 	})
 	f.enter(owner, made[9], access.ServiceAccount("shop", "last"))
+	f.commit(func(tx store.Tx) (err error) {
+		for i := range 3999 { // with the pod and the thousand
+			key := "access/member/" + string(owner.Tenant) + "/" + access.ServiceAccount("bank", fmt.Sprint("a", i))
+			err = errors.Join(err, f.Service.rows.Put(tx, []byte(key), map[string]any{"groups": made[10:11]}))
+		}
+		return err
+	})
+	if _, err := f.Access.AddMember(t.Context(), owner, made[11], access.ServiceAccount("shop", "more")); !errors.Is(err, fault.Conflict) {
+		t.Error(err)
+	}
 	if _, err := f.Access.AddMember(t.Context(), owner, made[9], access.ServiceAccount("shop", "b")); !errors.Is(err, fault.Conflict) {
 		t.Error(err)
 	}

@@ -352,11 +352,15 @@ func (c *Courier) postpone(ctx context.Context, l letter, out Outcome) {
 }
 
 // remove deletes a finished row, even if ctx has ended meanwhile. Otherwise it would be delivered
-// twice.
+// twice. One that this replica gives up on goes only if no other one has taken it over.
 func (c *Courier) remove(ctx context.Context, l letter, out Outcome) {
 	deleting, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.config.Timeout)
 	defer cancel()
 	err := c.config.Store.Update(deleting, func(tx store.Tx) error {
+		now, err := tx.Get(c.config.attemptKey(l.ID))
+		if err != nil || out.Final && !bytes.Equal(now, l.attempt) { // another replica took it over, or it was put again
+			return err
+		}
 		return errors.Join(c.Delete(tx, l.ID), out.in(tx))
 	})
 	if err != nil {

@@ -236,3 +236,17 @@ func TestANoteIsPartOfTheOutcome(t *testing.T) {
 		t.Error(f.count("parcel-attempt/"), f.count("parcel/"))
 	}
 }
+
+// Promise: a replica that gives up takes nothing away that another one has taken over, or somebody has put
+// again.
+func TestARowThatWasPutAgainIsNotGivenUp(t *testing.T) {
+	f := newFixture(t)
+	f.put("a")
+	f.pass(f.courier(0, func(context.Context, Item) Outcome {
+		f.put("a")
+		return Outcome{Err: errRefused, Final: true, Note: func(store.Tx) error { t.Error("it noted the end"); return nil }}
+	}))
+	if n := f.count("parcel/"); n != 1 {
+		t.Errorf("%d rows", n)
+	}
+}

@@ -24,7 +24,8 @@ const MaxPaths = 100
 
 // Settings are those of one tenant. It is also what the row holds.
 type Settings struct {
-	// NeverExpires are the globs of the paths on which a credential may never expire, sorted, as given.
+	// NeverExpires are the globs of the paths on which a credential may never expire, sorted, in the form of
+	// [authz.NormalizeName].
 	NeverExpires []string `json:"never_expires_paths,omitempty"`
 }
 

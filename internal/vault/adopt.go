@@ -97,7 +97,7 @@ func (v *Vault) Objects(ctx context.Context, cluster string) (owners []Owner, pr
 }
 
 // errNotAdoptable is the only answer for a credential that an object cannot go on with: another
-// tenant's, an unknown one, and one that belongs to another object.
+// tenant's, an unknown one, one that belongs to another object, and one that never expires.
 var errNotAdoptable = fault.New(fault.NotFound, "there is no credential of this id that the object can go on with")
 
 // Adopt lets an object that owns nothing go on with a credential of its tenant that has no owner, or
@@ -124,6 +124,9 @@ func (v *Vault) Adopt(ctx context.Context, p authz.Principal, uid string, o Obje
 		return nil, fmt.Errorf("looking for a credential to adopt: %w", err)
 	}
 	r := found.record
+	if r.NeverExpires() {
+		return nil, errNotAdoptable // an object renews its credential
+	}
 	values, err := v.openOwned(ctx, p, keys, r, audit.CredentialAdopted)
 	if err != nil {
 		return nil, err

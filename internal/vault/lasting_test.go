@@ -246,3 +246,20 @@ func TestSettingsKeepEarlierReleasesAway(t *testing.T) {
 		t.Errorf("%+v %v", is, err)
 	}
 }
+
+// Promise: what an object owns always expires, also what it adopts.
+func TestNoObjectAdoptsWhatNeverExpires(t *testing.T) {
+	f := newFixture(t, 0)
+	f.allow("**")
+	c, err := f.lasting("db")
+	must(t, err)
+	op, uid, o := f.operator(), "8c2b1c1e-0000-4000-8000-000000000009", Object{Cluster: "c", Namespace: "ns", Name: "db"}
+	if _, err := f.vault.Adopt(t.Context(), op, uid, o, c.ID, nil); !errors.Is(err, fault.NotFound) {
+		t.Error(err)
+	}
+	_, err = f.vault.Renew(t.Context(), f.a, c.ID, 30, "")
+	must(t, err)
+	if _, err := f.vault.Adopt(t.Context(), op, uid, o, c.ID, nil); err != nil {
+		t.Error(err)
+	}
+}

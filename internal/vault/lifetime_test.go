@@ -396,3 +396,29 @@ func TestAPutThatARenewalComesBefore(t *testing.T) {
 	}
 	f.verify()
 }
+
+// A moment that comes while a reminder is made is in the next one.
+func TestNoMomentFallsBetweenReminders(t *testing.T) {
+	f := newFixture(t, 0)
+	var named []string
+	f.vault.Lifetimes.Remind = func(ctx context.Context, _ authz.TenantID, find lifetime.Find) (func(store.Tx) error, error) {
+		soon, err := find(ctx)
+		for _, one := range soon {
+			named = append(named, one.ID)
+		}
+		f.advance(time.Minute)
+		return func(store.Tx) error { return nil }, err
+	}
+	first, err := f.vault.Seal(t.Context(), f.a, SealRequest{Name: "first", Type: "t", TTLDays: 2, Values: secrets(login)})
+	must(t, err)
+	f.advance(time.Second)
+	second, err := f.vault.Seal(t.Context(), f.a, SealRequest{Name: "second", Type: "t", TTLDays: 2, Values: secrets(login)})
+	must(t, err)
+	f.advance(day - time.Second)
+	f.sweep()
+	f.advance(day / 2)
+	f.sweep()
+	if want := []string{first.ID, second.ID}; !slices.Equal(named, want) {
+		t.Errorf("%v are named, want %v", named, want)
+	}
+}

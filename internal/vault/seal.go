@@ -61,7 +61,10 @@ func (v attempt) seal(ctx context.Context, p authz.Principal, req SealRequest, f
 	}
 	e := versionEvent(r, audit.CredentialSealed, p)
 	err = v.store.Update(ctx, func(tx store.Tx) error {
-		if err := cmp.Or(v.Settings.CheckLifetime(tx, r, true), v.idempotency.Remember(tx, fp, r, now)); err != nil {
+		if err := v.Settings.CheckLifetime(tx, r, true); err != nil {
+			return err
+		}
+		if err := v.idempotency.Remember(tx, fp, r, now); err != nil {
 			return err
 		}
 		return errors.Join(mac.PutAll(tx, rows), appendEvent(v.guard, tx, e))
@@ -324,7 +327,10 @@ func (v attempt) change(ctx context.Context, p authz.Principal, id string, to ed
 		}
 	}
 	err = v.store.Update(ctx, func(tx store.Tx) error {
-		if err := cmp.Or(v.Settings.CheckLifetime(tx, r, begins), prepare(tx)); err != nil {
+		if err := v.Settings.CheckLifetime(tx, r, begins); err != nil {
+			return err
+		}
+		if err := prepare(tx); err != nil {
 			return err
 		}
 		return errors.Join(v.records.replace(tx, old, r, change), v.records.kept.PutAgain(tx, again), appendEvent(v.guard, tx, changed))

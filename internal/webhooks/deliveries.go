@@ -269,8 +269,8 @@ func (s *Service) Remind(ctx context.Context, tenant authz.TenantID, soon lifeti
 		return func(store.Tx) error { return nil }, err
 	}
 	all, err := soon(ctx)
-	if err != nil {
-		return nil, err
+	if err != nil || len(all) == 0 { // renewed meanwhile
+		return func(store.Tx) error { return nil }, err
 	}
 	d, err := s.newDelivery(ExpiresSoon, named(tenant, all))
 	if err != nil {

@@ -129,28 +129,37 @@ func (t *try) send(ctx context.Context, client *egress.Client, hook content, out
 	case err == nil:
 		err = fmt.Errorf("the receiver answers with the status %d", status)
 	}
-	if now.Add(wait(t.failed + 1)).After(t.row.Since.Add(lasts)) {
+	if ctx.Err() == nil && now.Add(wait(t.failed+1)).After(t.row.Since.Add(lasts)) {
 		return t.die(out, err)
 	}
 	out.Err, out.Note = err, t.note
 	return out
 }
 
-// note stores the outcome of an attempt, unless the webhook was deleted meanwhile.
+// note stores the outcome of an attempt, unless the webhook was deleted meanwhile, or another replica has
+// stored the end of the delivery.
 func (t *try) note(tx store.Tx) error {
-	stored, err := tx.Get(t.key())
-	if err != nil || stored == nil {
+	if waits, err := t.waits(tx); err != nil || !waits {
 		return err
 	}
 	return t.service.rows.Put(tx, t.key(), t.row)
+}
+
+// waits reports whether the delivery is as it was before the attempt. A damaged one is.
+func (t *try) waits(r store.Reader) (bool, error) {
+	var now deliveryRow
+	found, err := t.service.rows.Get(r, t.key(), &now)
+	if errors.Is(err, fault.Internal) {
+		return true, nil
+	}
+	return found && now.State == Waiting && now.Since.Equal(t.row.Since), err
 }
 
 // die makes a dead letter of a delivery, with an entry.
 func (t *try) die(out outbox.Outcome, err error) outbox.Outcome {
 	out.Err, out.Final = err, true
 	out.Note = func(tx store.Tx) error {
-		stored, err := tx.Get(t.key())
-		if err != nil || stored == nil {
+		if waits, err := t.waits(tx); err != nil || !waits {
 			return err
 		}
 		e := event(audit.WebhookFailed, authz.SystemPrincipal(t.tenant), t.webhook)

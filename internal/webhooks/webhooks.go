@@ -284,7 +284,7 @@ func (s *Service) List(ctx context.Context, p authz.Principal) ([]Webhook, error
 	all := []Webhook{}
 	for id, row := range rows {
 		c, bad := s.open(ctx, p.Tenant, id, row)
-		if bad != nil && !errors.Is(bad, envelope.ErrOpen) {
+		if bad != nil && !errors.Is(bad, envelope.ErrOpen) && !errors.Is(bad, fault.Internal) {
 			err = errors.Join(err, bad)
 		}
 		all = append(all, c.webhook(id))

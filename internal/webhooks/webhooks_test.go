@@ -196,6 +196,10 @@ func TestEachWebhookIsToldOfWhatExpiresSoon(t *testing.T) {
 	if got := f.pass(); len(got) != 0 {
 		t.Error("sent again:", got)
 	}
+	f.remind() // what was found is renewed
+	if got := f.pass(); len(got) != 0 {
+		t.Error("told of nothing:", got)
+	}
 	// The credentials are looked for only if there is a webhook.
 	for id := range secrets {
 		must(t, f.Webhooks.Delete(t.Context(), f.owner, id))
@@ -494,6 +498,26 @@ func TestRowsOfSomebodyElseAreNotSent(t *testing.T) {
 	waiting, err := outbox.Queued(t.Context(), f.Store, webhooks.OutboxFamily)
 	if err != nil || waiting != 0 {
 		t.Error(waiting, err)
+	}
+}
+
+// A webhook whose row is damaged is listed, so that it can be deleted.
+func TestADamagedWebhookIsListed(t *testing.T) {
+	f := newFixture(t)
+	for i := range 6 {
+		id, _ := f.create()
+		key := []byte(webhooks.Family + string(f.Tenant) + "/" + id)
+		must(t, f.Store.Update(t.Context(), func(tx store.Tx) error {
+			row, err := tx.Get(key)
+			row = slices.Clone(row)
+			row[i] ^= 0x41 // of the version of the key, and of what is sealed
+			return errors.Join(err, tx.Put(key, row))
+		}))
+		all, err := f.Webhooks.List(t.Context(), f.owner)
+		if err != nil || len(all) != 1 || all[0].ID != id || all[0].Host != "" {
+			t.Errorf("changed at %d: %+v, %v", i, all, err)
+		}
+		must(t, f.Webhooks.Delete(t.Context(), f.owner, id))
 	}
 }
 

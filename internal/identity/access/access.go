@@ -283,6 +283,7 @@ const GroupPrefix = "grp"
 const (
 	maxGroups  = 200  // groups of a tenant
 	maxMembers = 1000 // members of a group: rows that change when it is deleted
+	maxJoining = 5000 // members of all groups of a tenant: rows that a change reads
 	maxJoined  = 4    // groups of a subject, which bounds the rows that each of its requests reads
 )
 
@@ -367,8 +368,8 @@ func (r groupRow) group(id string) Group {
 	return Group{ID: id, Name: r.Name, CreatedAt: r.CreatedAt, ChangedAt: r.ChangedAt}
 }
 
-// membersOf returns the members of each of a tenant's groups.
-func (s *Store) membersOf(r store.Reader, tenant authz.TenantID) (members map[string][]string, err error) {
+// membersOf returns the members of each of a tenant's groups, and how many subjects are members of any.
+func (s *Store) membersOf(r store.Reader, tenant authz.TenantID) (members map[string][]string, subjects int, err error) {
 	var bad error
 	members = make(map[string][]string)
 	prefix := membersPrefix(tenant)
@@ -377,20 +378,21 @@ func (s *Store) membersOf(r store.Reader, tenant authz.TenantID) (members map[st
 		if bad = s.rows.Decode(key, value, &row); bad != nil {
 			return false
 		}
+		subjects++
 		for _, group := range row.Groups {
 			members[group] = append(members[group], string(key[len(prefix):]))
 		}
 		return true
 	})
-	return members, errors.Join(err, bad)
+	return members, subjects, errors.Join(err, bad)
 }
 
-// show adds the members and the policies of a group.
-func (s *Store) show(r store.Reader, tenant authz.TenantID, g Group) (Group, error) {
-	members, err1 := s.membersOf(r, tenant)
+// show adds the members and the policies of a group. It also returns how many subjects are members of any.
+func (s *Store) show(r store.Reader, tenant authz.TenantID, g Group) (shown Group, subjects int, err error) {
+	members, subjects, err1 := s.membersOf(r, tenant)
 	policies, err2 := s.boundTo(r, tenant, g.ID)
 	g.Members, g.Policies = members[g.ID], policies
-	return g, errors.Join(err1, err2)
+	return g, subjects, errors.Join(err1, err2)
 }
 
 // leave ends one membership.

@@ -29,6 +29,7 @@ var (
 	errMember    = fault.New(fault.NotFound, "the member is the id of a user of the tenant, or system:serviceaccount:<namespace>:<name>")
 	errNoMember  = fault.New(fault.NotFound, "the subject is no member of the group: read the group for those who are")
 	errMembers   = fault.New(fault.Conflict, "the group has 1000 members: make another group, and bind the same policies to it")
+	errJoining   = fault.New(fault.Conflict, "the groups of the tenant have 5000 members: remove those who need no group")
 	errJoined    = fault.New(fault.Conflict, "the subject is a member of 4 groups: remove it from one first")
 )
 
@@ -104,8 +105,11 @@ func (s *Service) putGroup(ctx context.Context, p authz.Principal, a authz.Actio
 		}
 		row.Name = name
 		e.Resource.ID = id
-		if made, err = s.policies.show(tx, p.Tenant, row.group(id)); err != nil {
-			return err
+		made = row.group(id)
+		if a == authz.ChangeGroup { // a new one has no members
+			if made, _, err = s.policies.show(tx, p.Tenant, made); err != nil {
+				return err
+			}
 		}
 		return s.rows.Put(tx, groupKey(p.Tenant, id), row)
 	})
@@ -128,7 +132,7 @@ func (s *Service) DeleteGroup(ctx context.Context, p authz.Principal, id string)
 		if _, err := s.policies.group(tx, p.Tenant, id); err != nil {
 			return err
 		}
-		members, err := s.policies.membersOf(tx, p.Tenant)
+		members, _, err := s.policies.membersOf(tx, p.Tenant)
 		for _, subject := range members[id] {
 			err = errors.Join(err, s.policies.leave(tx, p.Tenant, id, subject))
 		}
@@ -159,17 +163,14 @@ func (s *Service) AddMember(ctx context.Context, p authz.Principal, id, subject 
 		if err := s.requireCovered(tx, p, authz.ChangeGroup, given); err != nil {
 			return err
 		}
-		groups, err1 := s.policies.groupsOf(tx, p.Tenant, subject)
-		members, err2 := s.policies.membersOf(tx, p.Tenant)
-		switch err := errors.Join(err1, err2); {
+		groups, err := s.policies.groupsOf(tx, p.Tenant, subject)
+		switch {
 		case err != nil:
 			return err
 		case slices.Contains(groups, id):
 			return nil
 		case len(groups) >= maxJoined:
 			return records.Refuse(reasonTooManyGroups, errJoined)
-		case len(members[id]) >= maxMembers:
-			return records.Refuse(reasonTooManyMembers, errMembers)
 		}
 		e.Attributes = map[string]string{attributeAdded: is.Resource.ID}
 		return s.policies.putGroupsOf(tx, p.Tenant, subject, slices.Sorted(slices.Values(append(slices.Clone(groups), id))))
@@ -212,8 +213,19 @@ func (s *Service) changeMember(ctx context.Context, p authz.Principal, id, subje
 		if err := change(tx, e, is); err != nil {
 			return err
 		}
-		changed, err = s.policies.show(tx, p.Tenant, row.group(id))
-		return err
+		var subjects int
+		changed, subjects, err = s.policies.show(tx, p.Tenant, row.group(id)) // with the change
+		switch {
+		case err != nil:
+			return err
+		case e.Attributes[attributeAdded] == "":
+			return nil
+		case len(changed.Members) > maxMembers:
+			return records.Refuse(reasonTooManyMembers, errMembers)
+		case subjects > maxJoining:
+			return records.Refuse(reasonTooManyMembers, errJoining)
+		}
+		return nil
 	})
 	if err != nil {
 		return Group{}, fmt.Errorf("changing the members of a group: %w", err)
@@ -225,7 +237,7 @@ func (s *Service) changeMember(ctx context.Context, p authz.Principal, id, subje
 func (s *Service) Groups(ctx context.Context, p authz.Principal) (all []Group, err error) {
 	err = s.readGroups(ctx, p, "", func(r store.Reader) error {
 		found, err1 := s.policies.groups(r, p.Tenant)
-		members, err2 := s.policies.membersOf(r, p.Tenant)
+		members, _, err2 := s.policies.membersOf(r, p.Tenant)
 		err := errors.Join(err1, err2)
 		for i, g := range found {
 			policies, failed := s.policies.boundTo(r, p.Tenant, g.ID)
@@ -245,7 +257,7 @@ func (s *Service) Group(ctx context.Context, p authz.Principal, id string) (foun
 		if err != nil {
 			return err
 		}
-		found, err = s.policies.show(r, p.Tenant, row.group(id))
+		found, _, err = s.policies.show(r, p.Tenant, row.group(id))
 		return err
 	})
 	return found, err

@@ -191,7 +191,7 @@ func (k *Keeper) add(f *found, rd store.Reader, r *record.Record) error {
 	due, err := k.isDue(rd, r)
 	soon := false
 	if err == nil && k.Remind != nil && !f.soon[r.Tenant] {
-		soon, err = k.isSoon(rd, r)
+		soon, err = k.isSoon(rd, r, k.now())
 	}
 	switch {
 	case state.IsRefused(err): // somebody has changed the row of its object
@@ -291,8 +291,7 @@ func came(r *record.Record, since, now time.Time) (days int) {
 
 // isSoon reports whether the tenant of a credential is to be reminded of it: one of the moments of
 // remindBefore came after the last reminder, which is at least remindEvery ago.
-func (k *Keeper) isSoon(rd store.Reader, r *record.Record) (bool, error) {
-	now := k.now()
+func (k *Keeper) isSoon(rd store.Reader, r *record.Record, now time.Time) (bool, error) {
 	if came(r, now.Add(-remindLate), now) == 0 {
 		return false, nil
 	}
@@ -306,13 +305,13 @@ func (k *Keeper) isSoon(rd store.Reader, r *record.Record) (bool, error) {
 
 // find returns the credentials of which a tenant is reminded now. It reads all of its credentials,
 // some at a time.
-func (k *Keeper) find(ctx context.Context, tenant authz.TenantID) ([]Soon, error) {
+func (k *Keeper) find(ctx context.Context, tenant authz.TenantID, now time.Time) ([]Soon, error) {
 	all := []Soon{}
 	for rng := store.Prefix(record.TenantPrefix(tenant)); rng.From != nil; {
 		var some []Soon
 		var next []byte
 		err := k.store.View(ctx, func(rd store.Reader) (err error) {
-			some, next, err = k.findSome(rd, rng)
+			some, next, err = k.findSome(rd, rng, now)
 			return err
 		})
 		if err != nil {
@@ -326,8 +325,7 @@ func (k *Keeper) find(ctx context.Context, tenant authz.TenantID) ([]Soon, error
 }
 
 // findSome looks at the first credentials of a range, and returns the key that follows.
-func (k *Keeper) findSome(rd store.Reader, rng store.Range) (some []Soon, next []byte, err error) {
-	now := k.now()
+func (k *Keeper) findSome(rd store.Reader, rng store.Range, now time.Time) (some []Soon, next []byte, err error) {
 	rows, size := 0, 0
 	var bad error
 	err = rd.Scan(rng, func(key, value []byte) bool {
@@ -340,7 +338,7 @@ func (k *Keeper) findSome(rd store.Reader, rng store.Range) (some []Soon, next [
 		if err != nil {
 			return true // its expiry is not known
 		}
-		soon, err := k.isSoon(rd, r)
+		soon, err := k.isSoon(rd, r, now)
 		switch {
 		case state.IsRefused(err): // somebody has changed the row of its object
 		case err != nil:
@@ -355,15 +353,16 @@ func (k *Keeper) findSome(rd store.Reader, rng store.Range) (some []Soon, next [
 
 // remind stores what reminds a tenant, unless another replica has.
 func (k *Keeper) remind(ctx context.Context, tenant authz.TenantID) error {
-	put, err := k.Remind(ctx, tenant, func(ctx context.Context) ([]Soon, error) { return k.find(ctx, tenant) })
+	at := k.now() // one time for what is found and for the mark, or a moment in between would be in neither
+	put, err := k.Remind(ctx, tenant, func(ctx context.Context) ([]Soon, error) { return k.find(ctx, tenant, at) })
 	if err != nil {
 		return err
 	}
 	return k.store.Update(ctx, func(tx store.Tx) error {
 		last, err := k.reminded(tx, tenant)
-		if err != nil || k.now().Sub(last) < remindEvery {
+		if err != nil || at.Sub(last) < remindEvery {
 			return err
 		}
-		return errors.Join(put(tx), mac.Put(k.macs, tx, []byte(RemindedFamily+string(tenant)), k.now().UTC()))
+		return errors.Join(put(tx), mac.Put(k.macs, tx, []byte(RemindedFamily+string(tenant)), at.UTC()))
 	})
 }

@@ -82,7 +82,7 @@ type Query struct {
 type Rest struct {
 	Cursor string // the next page begins there; empty: there is none
 	Total  int    // number of credentials in the whole list, if the query asks for it
-	Whole  bool   // Total is exact; otherwise there are at least so many
+	Whole  bool   // Total is exact; otherwise the list has more
 }
 
 // bounded reports whether a page may end before the list does.

@@ -94,22 +94,29 @@ func (p Pages) Read(s Source, q Query, now time.Time, each func(Found)) (rest Re
 		}
 	}
 	page := &Page{Budget: p.One}
-	var all []Found
+	var all []placed
 	if order.ofTimes() || q.Count {
 		every := &Page{Budget: p.All}
-		if all, rest.Whole, err = every.all(s, q, now); err != nil {
+		total := 0
+		err := every.all(s, q, now, func(one Found) {
+			if total++; order.ofTimes() {
+				one.Body, one.Signature, one.Wrap = nil, nil, nil // they would keep the whole row
+				all = append(all, placed{order.position(one.Record), one})
+			}
+		})
+		if err != nil {
 			return Rest{}, 0, err
-		}
-		damaged = every.Damaged
-		if rest.Total = len(all); !q.Count {
-			rest.Total, rest.Whole = 0, true
 		}
 		if order.ofTimes() && every.More {
 			return Rest{}, 0, errSort
 		}
+		damaged = every.Damaged
+		if q.Count {
+			rest.Total, rest.Whole = total, !every.More
+		}
 	}
 	if order.ofTimes() {
-		page.cut(order, all, q.Limit, after, each)
+		page.cut(all, q.Limit, after, each)
 	} else {
 		if err := page.Read(s, q, after, now, each); err != nil {
 			return Rest{}, 0, err
@@ -122,39 +129,44 @@ func (p Pages) Read(s Source, q Query, now time.Time, each func(Found)) (rest Re
 	return rest, damaged, nil
 }
 
-// all returns all credentials that match. More says that the budget was spent before the end.
-func (f *Page) all(s Source, q Query, now time.Time) (all []Found, whole bool, err error) {
+// all calls each with all credentials that match. More says that the budget was spent before the end.
+func (f *Page) all(s Source, q Query, now time.Time, each func(Found)) error {
 	matches := q.Matcher(now)
 	var bad error
-	err = s.Visit(s.prefix(q), "", func(_ string, key, value []byte) bool {
+	err := s.Visit(s.prefix(q), "", func(_ string, key, value []byte) bool {
 		if f.More = key == nil || f.Budget.Spent(); f.More {
 			return false
 		}
 		f.Budget.Spend(value)
 		var one Found
 		if one, bad = f.look(s, key, value, matches); one.Record != nil {
-			all = append(all, one)
+			each(one)
 		}
 		return bad == nil
 	})
-	return all, !f.More, errors.Join(err, bad)
+	return errors.Join(err, bad)
+}
+
+// placed is a credential with its place in an order of times.
+type placed struct {
+	at string
+	Found
 }
 
 // cut makes the page of the credentials after a position in an order of times.
-func (f *Page) cut(order Order, all []Found, limit int, after string, each func(Found)) {
-	slices.SortFunc(all, func(a, b Found) int { return strings.Compare(order.position(a.Record), order.position(b.Record)) })
+func (f *Page) cut(all []placed, limit int, after string, each func(Found)) {
+	slices.SortFunc(all, func(a, b placed) int { return strings.Compare(a.at, b.at) })
 	found := 0
 	for _, one := range all {
-		at := order.position(one.Record)
-		if at <= after {
+		if one.at <= after {
 			continue
 		}
 		if f.More = limit > 0 && found == limit; f.More {
 			return
 		}
-		f.Last = at
+		f.Last = one.at
 		found++
-		each(one)
+		each(one.Found)
 	}
 }
 
