@@ -23,6 +23,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/config"
 	"github.com/latticekeep/latticekeep/internal/identity"
+	"github.com/latticekeep/latticekeep/internal/webhooks"
 )
 
 // moved is a clock that a test moves.
@@ -99,14 +100,15 @@ func TestAWebhookIsToldOfWhatExpires(t *testing.T) {
 	must(t, err)
 	credential := call("POST", "/vault/seal", map[string]any{"name": "canary-name", "credential_type": "t", "values": map[string]string{"k": "canary-value"}, "ttl_days": 30})["credential_id"].(string)
 	// state waits until the only delivery is in a state, after so many attempts.
-	state := func(want string, attempts float64) {
+	admin := authz.Principal{Tenant: tenant.ID, Kind: authz.User, ID: "usr_test", Scopes: authz.TenantScopes()}
+	state := func(want webhooks.State, attempts int) {
 		t.Helper()
 		for {
-			all := call("GET", "/webhooks/"+id+"/deliveries", nil)["deliveries"].([]any)
-			if len(all) != 1 {
-				t.Fatal(all)
+			all, err := p.webhooks.Deliveries(t.Context(), admin, id)
+			if err != nil || len(all) != 1 {
+				t.Fatal(all, err)
 			}
-			if d := all[0].(map[string]any); d["state"] == want && d["attempts"] == attempts {
+			if all[0].State == want && all[0].Attempts == attempts {
 				return
 			}
 		}

@@ -66,7 +66,7 @@ func NewOutbox(s store.Store, keys *keyring.Ring, now func() time.Time) *Outbox 
 		now = time.Now
 	}
 	return &Outbox{outbox.New(outbox.Config{
-		Store: s, Noun: "mail", Rows: rowPrefix, Attempts: "mail-attempt/",
+		Store: s, Noun: "mail", Retrying: "a mail could not be sent; retrying", GivingUp: "giving up on a mail", Rows: rowPrefix, Attempts: "mail-attempt/",
 		Timeout: sendTimeout, Parallel: parallel, Wait: wait, Longest: lastRetry, Now: now,
 	}), keys, now}
 }

@@ -39,6 +39,8 @@ import (
 type Config struct {
 	Store    store.Store
 	Noun     string // what a row is, in the log: "mail"
+	Retrying string // line of the log for an attempt that failed
+	GivingUp string // line of the log for a row that is given up
 	Rows     string // begins the keys of the rows, before the id
 	Attempts string // begins the keys of the rows of [attempt], before the id
 	Timeout  time.Duration
@@ -324,7 +326,7 @@ func (c *Courier) deliver(ctx context.Context, l letter) {
 		c.remove(ctx, l, out)
 	case out.Final:
 		c.note(func(s *Stats) { s.GivenUp++ })
-		c.logger.Error("giving up on a "+c.config.Noun, c.config.Noun, l.ID, "kind", out.Kind, "why", out.Err)
+		c.logger.Error(c.config.GivingUp, c.config.Noun, l.ID, "kind", out.Kind, "why", out.Err)
 		c.remove(ctx, l, out)
 	default:
 		c.postpone(ctx, l, out)
@@ -348,7 +350,7 @@ func (c *Courier) postpone(ctx context.Context, l letter, out Outcome) {
 	c.mu.Unlock()
 	c.note(func(s *Stats) { s.Postponed++ })
 	failed := c.release(storing, l, attempt{Failures: failures, Next: next.next.UTC()}, out.Note)
-	c.logger.Warn("a "+c.config.Noun+" could not be sent; retrying", c.config.Noun, l.ID, "kind", out.Kind, "in", wait, "error", errors.Join(out.Err, failed))
+	c.logger.Warn(c.config.Retrying, c.config.Noun, l.ID, "kind", out.Kind, "in", wait, "error", errors.Join(out.Err, failed))
 }
 
 // remove deletes a finished row, even if ctx has ended meanwhile. Otherwise it would be delivered

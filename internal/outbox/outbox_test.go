@@ -40,7 +40,7 @@ func newFixture(t *testing.T) *fixture {
 // at returns the outbox of another replica, whose clock is ahead by the given time.
 func (f *fixture) at(ahead time.Duration) *Outbox {
 	return New(Config{
-		Store: f.store, Noun: "parcel", Rows: "parcel/", Attempts: "parcel-attempt/", Timeout: timeout, Parallel: 4, Longest: time.Hour,
+		Store: f.store, Noun: "parcel", Retrying: "a parcel could not be sent; retrying", GivingUp: "giving up on a parcel", Rows: "parcel/", Attempts: "parcel-attempt/", Timeout: timeout, Parallel: 4, Longest: time.Hour,
 		Wait: func(failed int) time.Duration { return time.Duration(failed) * time.Minute },
 		Now: func() time.Time {
 			f.mu.Lock()

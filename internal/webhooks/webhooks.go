@@ -90,7 +90,7 @@ func wait(failed int) time.Duration { return waits[min(failed, len(waits))-1] }
 // New returns the webhooks in a store.
 func New(s store.Store, guard *guard.Guard, keys *keyring.Ring, now func() time.Time) *Service {
 	return &Service{store: s, guard: guard, keys: keys, rows: records.New(s, guard, keys), now: now, outbox: outbox.New(outbox.Config{
-		Store: s, Noun: "webhook", Rows: OutboxFamily, Attempts: "webhook-attempt/",
+		Store: s, Noun: "webhook", Retrying: "a webhook could not be sent; retrying", GivingUp: "giving up on a webhook", Rows: OutboxFamily, Attempts: "webhook-attempt/",
 		Timeout: 3 * egress.Timeout, Parallel: parallel, Wait: wait, Longest: waits[len(waits)-1], Now: now,
 	})}
 }

@@ -62,6 +62,19 @@ func (t *target) registerKeep(cmd *cobra.Command) {
 
 // store makes the credential of a name, or gives it these values as its next version.
 func (t *target) store(ctx context.Context, c *client.V2, name string, given values) (v2.Credential, error) {
+	for range 3 {
+		made, err := t.storeOnce(ctx, c, name, given)
+		if !errors.Is(err, client.ErrPreconditionFailed) {
+			return made, err
+		}
+	}
+	return v2.Credential{}, &command.StatusError{Status: command.StatusRefused, Err: fmt.Errorf("%s is there and cannot be found: the API key needs the verb list on its path, "+
+		"or somebody else stores and removes it at the same time", command.Printable(name))}
+}
+
+// storeOnce is store, and fails with [client.ErrPreconditionFailed] if there is a credential that it has not
+// found.
+func (t *target) storeOnce(ctx context.Context, c *client.V2, name string, given values) (v2.Credential, error) {
 	byID := isID.MatchString(name)
 	found := new(v2.Credential)
 	var isNew []client.CallOption // keep also holds for a credential that somebody else makes meanwhile
@@ -94,9 +107,6 @@ func (t *target) store(ctx context.Context, c *client.V2, name string, given val
 		answer, err = c.PutCredentialByName(ctx, name, v2.PutRequest{
 			CredentialType: cmp.Or(t.credentialType, found.CredentialType, defaultType), Values: given.strings(), TtlDays: t.ttlDays, NeverExpires: never(t.neverExpires),
 		}, isNew...)
-		if errors.Is(err, client.ErrPreconditionFailed) {
-			return t.store(ctx, c, name, given)
-		}
 	}
 	if err != nil {
 		return v2.Credential{}, fmt.Errorf("storing %s: %w", command.Printable(name), err)

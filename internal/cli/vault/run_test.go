@@ -12,7 +12,7 @@ func TestKeysThatSteerAProgram(t *testing.T) {
 		"PYTHONPATH", "PYTHONWARNINGS", "PYTHONBREAKPOINT", "PERL5LIB", "PERL5DB", "PERLLIB", "RUBYOPT", "RUBYLIB", "GEM_HOME", "GEM_PATH", "BUNDLE_GEMFILE",
 		"LUA_PATH", "LUA_INIT", "LUA_PATH_5_4", "PHPRC", "PHP_INI_SCAN_DIR", "NODE_OPTIONS", "npm_config_registry",
 		"HOME", "PAGER", "EDITOR", "VISUAL", "PROMPT_COMMAND", "BASH_ENV", "ENV", "ZDOTDIR", "IFS", "BASH_FUNC_ls%%",
-		"OPENSSL_CONF", "GCONV_PATH", "KUBE_EDITOR", "DELTA_PAGER",
+		"OPENSSL_CONF", "SSLKEYLOGFILE", "PSQLRC", "GCONV_PATH", "KUBE_EDITOR", "DELTA_PAGER",
 	} {
 		if !steers.MatchString(key) {
 			t.Errorf("run takes %s", key)

@@ -214,7 +214,7 @@ func (s *Service) changeMember(ctx context.Context, p authz.Principal, id, subje
 			return err
 		}
 		var subjects int
-		changed, subjects, err = s.policies.show(tx, p.Tenant, row.group(id)) // with the change
+		changed, subjects, err = s.policies.show(tx, p.Tenant, row.group(id))
 		switch {
 		case err != nil:
 			return err

@@ -89,7 +89,7 @@ func (c Cursors) tag(tenant authz.TenantID, f Filter, o Order, plain []byte) []b
 		fields = append(fields, []byte(f.Prefix))
 	}
 	if o.ofTimes() {
-		fields = append(fields, []byte("sort"), []byte(o))
+		fields = append(fields, []byte(o))
 	}
 	return c.KeyedHash(kindOf(o).label, fields...)[:cursorTagSize]
 }

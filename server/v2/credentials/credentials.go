@@ -69,7 +69,7 @@ func Days(days *int) (int, error) {
 	switch {
 	case days == nil:
 		return 0, nil
-	case *days < 1: // of which the vault knows others
+	case *days < 1: // a negative number would be one of the vault's own
 		return 0, fault.New(fault.Invalid, "ttl_days is from 1 to 3650")
 	}
 	return *days, nil
