@@ -387,6 +387,8 @@ func badParameters(s *openapi3.Schema) []string {
 			values = append(values, strconv.FormatFloat(*s.Max+1, 'f', -1, 64))
 		}
 		return values
+	case s.Type.Is("boolean"):
+		return []string{servertest.Canary, "yes", "null", "2", "true%00", "%20true", "true,false"}
 	case s.Format == "date":
 		return []string{servertest.Canary, "2026-13-01", "2026-02-30", "2026-1-1", "2026-11-21T10:00:00Z", "21.11.2026", "2026-11-21%00", "02026-11-21"}
 	case s.Format == "date-time":
