@@ -149,7 +149,7 @@ func TestAWebhookIsToldOfWhatExpires(t *testing.T) {
 
 // startAt starts a production server with a clock, which trusts the certificate of a receiver on loopback.
 // It has no mail server.
-func startAt(t *testing.T, clock *moved, receiver *httptest.Server) (p *production, base string) {
+func startAt(t *testing.T, clock *moved, receiver *httptest.Server) (*production, string) {
 	t.Helper()
 	dir := t.TempDir()
 	c := config.Default()
@@ -160,7 +160,7 @@ func startAt(t *testing.T, clock *moved, receiver *httptest.Server) (p *producti
 	must(t, os.Mkdir(filepath.Join(dir, "kms"), 0o700))
 	must(t, os.WriteFile(c.Egress.CAFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: receiver.Certificate().Raw}), 0o600))
 	ctx, stop := context.WithCancel(t.Context())
-	p = &production{config: c, handshakes: newHandshakeCounter()}
+	p := &production{config: c, handshakes: newHandshakeCounter()}
 	must(t, p.configure(ctx, slog.New(slog.DiscardHandler)))
 	p.now = clock.Now
 	l, err := p.listen(ctx)

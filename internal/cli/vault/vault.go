@@ -81,7 +81,7 @@ the scope vault:read.`,
 
 // sorts are the orders of a list. Credentials that are equal in one are in the order of their names.
 var sorts = map[string]func(a, b v2.Credential) int{
-	"name":    func(a, b v2.Credential) int { return 0 },
+	"name":    func(_, _ v2.Credential) int { return 0 },
 	"created": func(a, b v2.Credential) int { return b.CreatedAt.Compare(a.CreatedAt) },
 	"updated": func(a, b v2.Credential) int { return b.SealedAt.Compare(a.SealedAt) },
 	"expires": func(a, b v2.Credential) int { return a.ExpiresAt.Compare(b.ExpiresAt) },

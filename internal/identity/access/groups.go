@@ -125,7 +125,7 @@ func (s *Service) DeleteGroup(ctx context.Context, p authz.Principal, id string)
 	if err := s.guard.Admit(ctx, p, authz.DeleteGroup); err != nil {
 		return err
 	}
-	err := s.rows.Commit(ctx, groupEvent(audit.GroupDeleted, p, id), func(tx store.Tx, e *audit.Event) error {
+	err := s.rows.Commit(ctx, groupEvent(audit.GroupDeleted, p, id), func(tx store.Tx, _ *audit.Event) error {
 		if _, err := s.people.Grantor(tx, p, authz.DeleteGroup); err != nil {
 			return err
 		}
