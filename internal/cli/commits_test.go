@@ -170,9 +170,12 @@ func TestALostVolumeIsRestoredUpToTheShippedCommits(t *testing.T) {
 			longest = of
 		}
 	}
-	missing := longest[len(longest)/2]
-	must(t, b.Delete(t.Context(), missing))
-	if _, err := run(t, "restore", "--input", input, "--identity-file", c.to.file, "--data-dir", t.TempDir()); err == nil || !strings.Contains(err.Error(), missing) || !strings.Contains(err.Error(), "--backup-only") {
-		t.Errorf("without %s: %v", missing, err)
+	half := len(longest) / 2
+	must(t, b.Delete(t.Context(), longest[half]))
+	_, err = run(t, "restore", "--input", input, "--identity-file", c.to.file, "--data-dir", t.TempDir())
+	// It names the one that is missing, or if nothing before that is needed, the one that follows.
+	names = longest[half:min(half+2, len(longest))]
+	if err == nil || !strings.Contains(err.Error(), "--backup-only") || !slices.ContainsFunc(names, func(name string) bool { return strings.Contains(err.Error(), name) }) {
+		t.Errorf("without %s: %v", longest[half], err)
 	}
 }
