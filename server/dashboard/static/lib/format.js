@@ -46,7 +46,7 @@ const verbs = {
   encrypted: 'encrypt', ended: 'end', erased: 'erase', exported: 'export', invited: 'invite', joined: 'join', limited: 'limit', listed: 'list', mapped: 'map',
   read: 'read', reencrypted: 're-encrypt', refreshed: 'refresh', registered: 'register', released: 'release', removed: 'remove', reported: 'report',
   requested: 'request', resealed: 'reseal', reset: 'reset', restored: 'restore', retired: 'retire', reviewed: 'review', revoked: 'revoke',
-  rewrapped: 'rewrap', rotated: 'rotate', scored: 'score', sealed: 'seal', signed: 'sign', suspended: 'suspend', started: 'start', taken: 'take', unsealed: 'unseal', bound: 'bind', unbound: 'unbind',
+  rewrapped: 'rewrap', rotated: 'rotate', scored: 'score', sealed: 'seal', sent: 'send', signed: 'sign', suspended: 'suspend', started: 'start', taken: 'take', unsealed: 'unseal', bound: 'bind', unbound: 'unbind',
   verified: 'verify',
 };
 const attempts = {
