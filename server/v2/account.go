@@ -300,14 +300,10 @@ func (a *accessAPI) UnbindPolicies(c *gin.Context, subject string) {
 }
 
 func group(g identity.Group) api.Group {
-	shown := api.Group{GroupId: g.ID, Name: g.Name, Members: g.Members, Policies: g.Policies, CreatedAt: g.CreatedAt.UTC(), ChangedAt: g.ChangedAt.UTC()}
-	if shown.Members == nil {
-		shown.Members = []string{}
+	return api.Group{
+		GroupId: g.ID, Name: g.Name, Members: append([]string{}, g.Members...), Policies: append([]string{}, g.Policies...),
+		CreatedAt: g.CreatedAt.UTC(), ChangedAt: g.ChangedAt.UTC(),
 	}
-	if shown.Policies == nil {
-		shown.Policies = []string{}
-	}
-	return shown
 }
 
 func groupAnswer(g identity.Group, err error) (any, error) {

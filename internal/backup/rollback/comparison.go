@@ -533,8 +533,8 @@ func (r *rollback) historyRules(ctx context.Context) (all []Removal, err error) 
 	return all, err
 }
 
-// keepsAtLeast reports that later rules keep no less than others: each is still there, and a new one, which
-// may be an exception from it, keeps at least what the most generous one did.
+// keepsAtLeast reports whether later rules keep no less than the earlier ones. It is so if no rule is gone or
+// lower, and no new rule, which may be an exception, is lower than the highest earlier one.
 func keepsAtLeast(later, before []kept.Rule) bool {
 	most := 0
 	was := make(map[string]int)
