@@ -3,6 +3,7 @@ package cli
 import (
 	"bufio"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -592,6 +593,30 @@ user: theirs-
 		"refused.sh": `set -e; if test -e refused; then grep -q '^a b: hunter2$' "$1"; sed -i 's/^a b:/good:/' "$1"; exit; fi
 echo >refused; echo 'a b: hunter2' >>"$1"`,
 	}, nil)
+}
+
+// A key that may not list a path does not find what is there, and put --keep ends and says so.
+func TestAKeepThatFindsNothingEnds(t *testing.T) {
+	server := start(t, t.TempDir())
+	defer server.end()
+	made := func(method, path, body string) map[string]any {
+		t.Helper()
+		status, answer := server.call(method, path, body)
+		if status >= 300 {
+			t.Fatal(status, answer)
+		}
+		return answer
+	}
+	made("POST", "/api/v2/vault/seal", `{"name":"shop/db","credential_type":"x","values":{"k":"v"}}`)
+	key := made("POST", "/api/v2/api-keys", `{"name":"n","scopes":["vault:read","vault:write"]}`)
+	policy := made("POST", "/api/v2/access/policies", `{"name":"p","rules":[{"path":"shop/**","verbs":["read","write"]}]}`)
+	made("PUT", "/api/v2/access/bindings/"+key["key_id"].(string), fmt.Sprintf(`{"policies":[%q]}`, policy["policy"].(map[string]any)["policy_id"]))
+	file := filepath.Join(t.TempDir(), "value")
+	must(t, os.WriteFile(file, []byte("v"), 0o600))
+	_, err := run(t, "put", "shop/db", "--keep", "--from-file", "new="+file, "--url", server.BaseURL, "--api-key", key["api_key"].(string))
+	if err == nil || !strings.Contains(err.Error(), "needs the verb list on its path") {
+		t.Error(err)
+	}
 }
 
 // Two commands that each add a key to a credential that is not there yet lose none.

@@ -34,8 +34,8 @@ Try it with --dry-run first: it prints the names of what would be created, repla
 refused. A credential that has the name and equal values already is left alone, so that
 you run the same command again after an interruption. One with other values is refused,
 or replaced with --replace. The API key needs vault:read beside vault:write, and each
-comparison is a read in the audit log. No value is printed. The exit status is
-1 if some secret was refused.`
+comparison is a read in the audit log. No value is printed. The exit status is 1 if some
+secret was refused.`
 
 // secret is what a source has for one credential.
 type secret struct {

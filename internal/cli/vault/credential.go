@@ -71,8 +71,8 @@ func find(ctx context.Context, c *client.V2, name string) (*v2.Credential, error
 	return only(found, name)
 }
 
-// findNewest is find, but of several that are not active it returns the one that was so last: its name is
-// free, so that nothing else can be meant.
+// findNewest is find, but of several that are not active it returns the one that ended last. Their name is
+// free, so the newest of them is meant.
 func findNewest(ctx context.Context, c *client.V2, name string) (*v2.Credential, error) {
 	found, err := named(ctx, c, name)
 	if err != nil || len(found) == 0 {
