@@ -132,34 +132,43 @@ func TestNothingCrossesBetweenPolicies(t *testing.T) {
 		}
 	}
 
-	const replacement = `{"values":{"k":"w"}}`
 	s.Clock.Advance(time.Minute)
+	routes := operations(t)
 	for who := range bearers {
 		team, _, _ := strings.Cut(who, " ")
 		other := map[string]string{"red": "blue", "blue": "red"}[team]
 		ids := map[string]string{"never existing": authz.NewID("cred"), "of another tenant": foreign, "of the other": own[other][0], "outside both": outside[4], "odd": outside[2], "odd too": outside[3]}
 		names := map[string]string{"never existing": team + "%2Fnone", "of the other": other + "%2F0", "none of the other": other + "%2Fnone", "outside both": "other", "odd": "red%2F%2Fx", "odd too": "red%2F..%2Fblue"}
-		for _, op := range []struct {
-			method, before, after, body string
-			cases                       map[string]string
-		}{
-			{"GET", "/api/v2/vault/", "", "", ids},
-			{"GET", "/api/v2/vault/", "?version=1", "", ids},
-			{"GET", "/api/v2/vault/", "/metadata", "", ids},
-			{"GET", "/api/v2/vault/", "/versions", "", ids},
-			{"PUT", "/api/v2/vault/", "", replacement, ids},
-			{"PATCH", "/api/v2/vault/", "", replacement, ids},
-			{"POST", "/api/v2/vault/rotate/", "", "", ids},
-			{"DELETE", "/api/v2/vault/", "", "", ids},
-			{"GET", "/api/v2/vault/by-name/", "", "", names},
-		} {
-			cases := make(map[string]servertest.Request)
-			for what, id := range op.cases {
-				r := call(who, op.method, op.before+id+op.after, nil)
-				r.Body = op.body
-				cases[what] = r
+		for _, o := range routes { // each that names a credential, by its id or by its name
+			references := ids
+			if strings.Contains(o.path, "/by-name/") {
+				references = names
 			}
-			s.WantIndistinct(t, who+": "+op.method+" "+op.before+"…"+op.after, http.StatusForbidden, cases)
+			if o.v1() || !strings.Contains(o.path, "{credential_id}") && o.name != "v2 unsealCredentialByName" {
+				continue // another puts by name
+			}
+			body, ok := map[string]string{
+				"v2 replaceCredential": `{"values":{"k":"w"}}`, "v2 patchCredential": `{"values":{"k":"w"}}`,
+				"v2 renameCredential": `{"name":"` + team + `/moved"}`, "v2 undoCredential": `{"version":1}`, "v2 renewCredential": `{"ttl_days":30}`,
+			}[o.name]
+			if o.RequestBody != nil && o.RequestBody.Value.Required && !ok {
+				t.Errorf("%s takes a body: give it one here", o.name)
+			}
+			for _, suffix := range []string{"", "?version=1", " if"} {
+				condition := suffix == " if"
+				if suffix == "?version=1" && o.name != "v2 unsealCredential" || condition && o.method == "GET" {
+					continue
+				}
+				cases := make(map[string]servertest.Request)
+				for what, reference := range references {
+					r := call(who, o.method, strings.TrimSuffix(o.at(reference)+suffix, " if"), nil)
+					if r.Body = body; condition {
+						r.Header = http.Header{"If-Match": {`"x"`}}
+					}
+					cases[what] = r
+				}
+				s.WantIndistinct(t, who+": "+o.name+suffix, http.StatusForbidden, cases)
+			}
 		}
 		// A name that is taken is refused like a free one, and so is the name of a manifest.
 		cases, manifests := make(map[string]servertest.Request), make(map[string]servertest.Request)
