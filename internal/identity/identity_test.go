@@ -57,7 +57,7 @@ type boundStore struct {
 
 // openStore opens a store. In an unbound one rows are not held against the state yet, as while the
 // store of an earlier release is brought up to date.
-func openStore(t *testing.T, dir string, now func() time.Time, unbound bool) (*boundStore, *writer.Log) {
+func openStore(t testing.TB, dir string, now func() time.Time, unbound bool) (*boundStore, *writer.Log) {
 	t.Helper()
 	s := &boundStore{watch: statetest.New(t), unbound: unbound}
 	guarding := s.watch.State() // holds nothing before the log gives it a key

@@ -66,7 +66,7 @@ func (r countedReader) Scan(rng store.Range, visit func(k, v []byte) bool) error
 // people is a service on real parts, with the test's clock.
 type people struct {
 	*Service
-	t     *testing.T
+	t     testing.TB
 	log   *writer.Log
 	store *countedStore
 
@@ -75,7 +75,7 @@ type people struct {
 	sent  []mail.Envelope
 }
 
-func newPeople(t *testing.T) *people {
+func newPeople(t testing.TB) *people {
 	t.Helper()
 	return makePeople(t, false)
 }
@@ -93,7 +93,7 @@ func (f *people) commit(change func(tx store.Tx) error) {
 }
 
 // commit changes rows without the service, with an entry in the history of no tenant of the test.
-func commit(t *testing.T, s *Service, change func(tx store.Tx) error) {
+func commit(t testing.TB, s *Service, change func(tx store.Tx) error) {
 	t.Helper()
 	e := systemEvent(audit.TenantListed, audit.TenantResource, "")
 	e.Principal.Tenant = "ten_test"
@@ -103,7 +103,7 @@ func commit(t *testing.T, s *Service, change func(tx store.Tx) error) {
 	}))
 }
 
-func makePeople(t *testing.T, unbound bool) *people {
+func makePeople(t testing.TB, unbound bool) *people {
 	t.Helper()
 	dir := t.TempDir()
 	f := &people{t: t, clock: time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)}
