@@ -228,7 +228,7 @@ bench-growth: postgres ## measure what a read takes for good: GROWTH reads (3000
 
 .PHONY: bench-primitives
 bench-primitives: ## run the benchmarks of single packages that docs/benchmarks.md publishes
-	go test -run '^$$' -bench . -benchtime $(BENCHTIME) -p 1 ./internal/envelope ./internal/dualsig ./internal/audit/... ./internal/vault ./internal/compliance/...
+	go test -run '^$$' -bench . -benchtime $(BENCHTIME) -p 1 ./internal/envelope ./internal/dualsig ./internal/audit/... ./internal/vault ./internal/identity ./internal/compliance/...
 
 .PHONY: bench-log
 bench-log: ## measure queries and starts at a million entries, and the verification of LATTICEKEEP_BENCH_ENTRIES (minutes, 3 GB in the temporary folder)
