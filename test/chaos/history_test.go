@@ -111,7 +111,8 @@ func (h *history) count() (all, unknown int) {
 // resolved returns the history with the id and the creation time in every seal. This includes a
 // seal without an answer whose credential was seen later. It omits the writes without an outcome
 // that nobody saw: they did not happen, or happened after everything else, which looks the same to
-// every client. Each omitted write halves the work of the checker.
+// every client. Each omitted write halves the work of the checker. A seal that was asked for again, after
+// no answer, is one seal from the first call on, because it has an idempotency key.
 func (h *history) resolved() []porcupine.Operation {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -137,6 +138,7 @@ func (h *history) resolved() []porcupine.Operation {
 		}
 	}
 	var all []porcupine.Operation
+	seals := make(map[string]int) // by value, the place in all
 	for _, o := range h.all {
 		c, unknown := o.Input.(call), o.Output.(answer).unknown
 		switch {
@@ -146,6 +148,12 @@ func (h *history) resolved() []porcupine.Operation {
 			}
 			c.created = created[c.id]
 			o.Input = c
+			if i, again := seals[c.value]; again {
+				o.Call = all[i].Call
+				all[i] = o
+				continue
+			}
+			seals[c.value] = len(all)
 		case !unknown:
 		case c.action == remove && removed[c.id]: // another client got the answer that it removed it
 			continue
@@ -267,4 +275,21 @@ func (h *history) check(t *testing.T) string {
 	}
 	all, unknown := h.count()
 	return fmt.Sprintf("%d calls, of them %d without an outcome: linearisable", all, unknown)
+}
+
+// A seal without an answer that is asked for again makes one credential.
+func TestASealThatIsRepeatedIsOneSeal(t *testing.T) {
+	first := call{action: seal, name: "n", value: "v"}
+	made := answer{seen: []sight{{id: "a", version: 1, created: 1}}}
+	h := newHistory()
+	h.add(0, first, answer{unknown: true}, 1, 2)
+	h.add(0, first, made, 3, 4)
+	h.add(0, call{action: unseal, name: "n", id: "a"}, answer{seen: []sight{{"a", "v", 1, 1}}}, 5, 6)
+	if ok, _, err := h.linearisable(); err != nil || !ok {
+		t.Error("a repeated seal contradicts the history:", h.resolved(), err)
+	}
+	h.add(0, call{action: list, name: "n"}, answer{seen: nil}, 7, 8)
+	if ok, _, err := h.linearisable(); err != nil || ok {
+		t.Error("a credential that was made and is gone does not:", h.resolved(), err)
+	}
 }

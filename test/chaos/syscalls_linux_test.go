@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -150,7 +151,7 @@ func (s scenario) run(t *testing.T, of class, fault string, n int) (o point) {
 			if try == 100 {
 				t.Fatalf("%s: %s does not get better: %s", name, c.action, p.log.Tail())
 			}
-			time.Sleep(10 * time.Millisecond)
+			p.recover()
 		}
 	}
 	p, err := d.launch(d.traced(of, fault, n)...)
@@ -216,7 +217,22 @@ func (d *deployment) admitOnce(p *process) {
 		if try == 100 {
 			d.t.Fatalf("the first system key is of no use: %v\n%s", err, p.log.Tail())
 		}
+		p.recover()
+	}
+}
+
+// recover waits until the server says that it is ready, or has ended. A disk may stand still for longer
+// than any number of requests takes that are refused at once.
+func (p *process) recover() {
+	for range 6000 {
 		time.Sleep(10 * time.Millisecond)
+		a, err := client.Get(p.url + "/readyz")
+		if err == nil {
+			a.Body.Close()
+		}
+		if p.dead() || err == nil && a.StatusCode == http.StatusOK {
+			return
+		}
 	}
 }
 
