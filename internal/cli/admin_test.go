@@ -70,6 +70,29 @@ stderr 'no: outside_policy'
 stderr 'the policy is bound'
 latticekeep access unbind system:serviceaccount:shop:app --api-key-file key
 stdout 'has all paths'
+latticekeep group create 'shop developers' --api-key-file key
+stdout '^grp_\w+ shop developers has 0 members$'
+latticekeep group add 'shop developers' system:serviceaccount:shop:app --api-key-file key
+stdout 'has 1 member$'
+latticekeep group rename 'shop developers' developers --api-key-file key
+latticekeep access bind developers shop --api-key-file key
+stdout '^grp_\w+ has 1 of the policies$'
+latticekeep group list --api-key-file key
+stdout '(?s)^GROUP +ID +MEMBERS +POLICIES\ndevelopers +grp_\w+ +1 +pol_\w+\n$'
+latticekeep group members developers --api-key-file key
+stdout '(?s)^MEMBER +EMAIL\nsystem:serviceaccount:shop:app +\n$'
+latticekeep group members developers --api-key-file key --json
+stdout '"id": "system:serviceaccount:shop:app"'
+! latticekeep group add developers bob@example.org --api-key-file key
+stderr 'no member has the address bob@example.org'
+! latticekeep access bind nobody shop --api-key-file key
+stderr 'there is no group nobody: latticekeep group list lists them'
+latticekeep group remove developers system:serviceaccount:shop:app --api-key-file key
+stdout 'has 0 members$'
+! latticekeep group remove developers system:serviceaccount:shop:app --api-key-file key
+stderr 404
+latticekeep group delete developers --api-key-file key
+stdout '^grp_\w+ deleted$'
 latticekeep access delete shop --api-key-file key
 stdout '^pol_\w+ deleted$'
 ! latticekeep access bind bob@example.org shop --api-key-file key

@@ -36,7 +36,7 @@ func Command() *cobra.Command {
 	}
 	root.CompletionOptions.DisableDefaultCmd = true // ours is below
 	root.AddCommand(newServerCommand(), seal.NewSealCommand(), seal.NewResealCommand(), importer.NewCommand(seal.NewImportCommand()), seal.NewValidateCommand(), auditlog.NewCommand(),
-		admin.NewSealingKeyCommand(), admin.NewKMSCommand(), admin.NewTenantCommand(), admin.NewAPIKeyCommand(), admin.NewUserCommand(), admin.NewAccessCommand(), admin.NewSettingsCommand(), transfer.NewBackupCommand(), transfer.NewRestoreCommand(), transfer.NewMigrateCommand(), transfer.NewCompactCommand(), newVersionCommand())
+		admin.NewSealingKeyCommand(), admin.NewKMSCommand(), admin.NewTenantCommand(), admin.NewAPIKeyCommand(), admin.NewUserCommand(), admin.NewAccessCommand(), admin.NewGroupCommand(), admin.NewSettingsCommand(), transfer.NewBackupCommand(), transfer.NewRestoreCommand(), transfer.NewMigrateCommand(), transfer.NewCompactCommand(), newVersionCommand())
 	root.AddCommand(login.NewCommand(), login.NewLogoutCommand(), login.NewOpenCommand())
 	root.AddCommand(vault.NewCommands()...)
 	root.AddCommand(transit.NewCommands()...)

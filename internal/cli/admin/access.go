@@ -21,7 +21,7 @@ func NewAccessCommand() *cobra.Command {
 		`Limit users, API keys and ServiceAccounts to some paths. A policy allows verbs (list,
 read, write, delete) on the names that a glob matches, and whoever it is bound to may
 do no more than that. A POLICY is named by its name or its id; a SUBJECT by the e-mail
-address of a user, the id of a user or an API key, or
+address of a user, the name of a group, the id of a user, a group or an API key, or
 system:serviceaccount:<namespace>:<name>. The API key needs the scope account:admin;
 check needs none.`, &r,
 		newPutPolicyCommand(&r),
@@ -240,21 +240,4 @@ func policyIDs(ctx context.Context, c *client.V2, names []string) ([]string, err
 		ids = append(ids, id)
 	}
 	return ids, nil
-}
-
-// subjectOf returns the subject of a binding. A user may be named by the e-mail address.
-func subjectOf(ctx context.Context, c *client.V2, name string) (string, error) {
-	if !strings.Contains(name, "@") {
-		return name, nil
-	}
-	members, err := c.ListMembers(ctx)
-	if err != nil {
-		return "", err
-	}
-	for _, m := range members.Members {
-		if strings.EqualFold(string(m.Email), name) {
-			return m.UserId, nil
-		}
-	}
-	return "", &command.StatusError{Status: command.StatusRefused, Err: fmt.Errorf("no member has the address %s: latticekeep user list lists them", command.Printable(name))}
 }
