@@ -34,8 +34,8 @@ stdout payments
 latticekeep tenant list --api-key $SYSTEM_KEY --json
 cp stdout tenants.json
 tenant tenants.json payments
-latticekeep tenant limit $TENANT --v2 7 --api-key $SYSTEM_KEY --json
-stdout '"v2": 7'
+latticekeep tenant limit $TENANT --v2 700 --api-key $SYSTEM_KEY --json
+stdout '"v2": 700'
 latticekeep tenant activate $TENANT --api-key $SYSTEM_KEY
 latticekeep apikey create admin --tenant $TENANT --scope account:admin,vault:read,crypto:verify,keys:read,audit:read,audit:names,compliance:read --days 9 --api-key $SYSTEM_KEY
 stdout '^lk_live_\w+$'
