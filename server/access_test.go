@@ -40,6 +40,7 @@ var access = map[string]string{
 	"v2 replaceCredential":      "vault:write",
 	"v2 rotateCredential":       "vault:write",
 	"v2 renameCredential":       "vault:write", // likewise
+	"v2 describeCredential":     "vault:write",
 	"v2 trashCredential":        "vault:write!",
 	"v2 renewCredential":        "vault:write", // and vault:read
 	"v2 undoCredential":         "vault:write", // and vault:read

@@ -135,6 +135,9 @@ var examples = map[string]func(*world, operation) servertest.Request{
 		r.Bearer = w.owner.Access
 		return r
 	},
+	"v2 describeCredential": func(w *world, o operation) servertest.Request {
+		return w.send(o, w.credential(), object{"description": w.word, "contact": w.word, "tags": []string{w.word}})
+	},
 	"v2 undoCredential": func(w *world, o operation) servertest.Request {
 		r := w.send(o, w.keptCredential(), object{"version": 1})
 		r.Bearer = w.owner.Access

@@ -149,7 +149,7 @@ func TestNothingCrossesBetweenPolicies(t *testing.T) {
 			}
 			body, ok := map[string]string{
 				"v2 replaceCredential": `{"values":{"k":"w"}}`, "v2 patchCredential": `{"values":{"k":"w"}}`,
-				"v2 renameCredential": `{"name":"` + team + `/moved"}`, "v2 undoCredential": `{"version":1}`, "v2 renewCredential": `{"ttl_days":30}`,
+				"v2 renameCredential": `{"name":"` + team + `/moved"}`, "v2 undoCredential": `{"version":1}`, "v2 describeCredential": `{"tags":["t"]}`, "v2 renewCredential": `{"ttl_days":30}`,
 			}[o.name]
 			if o.RequestBody != nil && o.RequestBody.Value.Required && !ok {
 				t.Errorf("%s takes a body: give it one here", o.name)

@@ -19,7 +19,7 @@ import (
 var verbs = map[string]string{
 	"v2 sealCredential": "seal", "v2 listCredentials": "list", "v2 unsealCredential": "unseal", "v2 unsealCredentialByName": "unseal",
 	"v2 getVaultSummary": "list", "v2 getCredentialMetadata": "list", "v2 listKeys": "list_keys", "v2 getKey": "list_keys",
-	"v2 listCredentialVersions": "list_versions", "v2 replaceCredential": "replace", "v2 patchCredential": "replace", "v2 undoCredential": "replace", "v2 putCredentialByName": "seal", "v2 rotateCredential": "rotate", "v2 renameCredential": "rename", "v2 trashCredential": "trash", "v2 renewCredential": "renew", "v2 deleteCredential": "delete",
+	"v2 listCredentialVersions": "list_versions", "v2 replaceCredential": "replace", "v2 patchCredential": "replace", "v2 undoCredential": "replace", "v2 putCredentialByName": "seal", "v2 rotateCredential": "rotate", "v2 renameCredential": "rename", "v2 describeCredential": "describe", "v2 trashCredential": "trash", "v2 renewCredential": "renew", "v2 deleteCredential": "delete",
 	"v2 encryptData": "encrypt", "v2 encryptBatch": "encrypt", "v2 decryptData": "decrypt", "v2 decryptBatch": "decrypt",
 	"v2 signData": "sign", "v2 signBatch": "sign", "v2 verifyData": "verify", "v2 verifyBatch": "verify", "v2 listPublicKeys": "read_public_keys",
 	"v2 resealManifest": "reseal", "v2 checkManifest": "check", "v2 queryAuditLog": "read_audit", "v2 getAuditEntry": "read_audit", "v2 getReviews": "read_audit", "v2 getReviewNote": "read_audit",

@@ -77,6 +77,10 @@ var repetitions = []struct {
 		_, err := c.V2.RenameCredential(ctx, "cred_x", v2.RenameRequest{})
 		return err
 	}},
+	{"describe", false, func(ctx context.Context, c *Client) error {
+		_, err := c.V2.DescribeCredential(ctx, "cred_x", v2.DetailsRequest{})
+		return err
+	}},
 	{"trash", false, func(ctx context.Context, c *Client) error {
 		_, err := c.V2.TrashCredential(ctx, "cred_x")
 		return err

@@ -78,6 +78,12 @@ func (v *V2) PutCredentialByName(ctx context.Context, name string, r v2.PutReque
 	return do[v2.CredentialAnswer](ctx, v.transport, put("/api/v2/vault/by-name/{name}", r, name).changed(options))
 }
 
+// DescribeCredential changes those of a credential's description, contact and tags that r has. Its version
+// stays.
+func (v *V2) DescribeCredential(ctx context.Context, credentialID string, r v2.DetailsRequest) (*v2.CredentialAnswer, error) {
+	return do[v2.CredentialAnswer](ctx, v.transport, patch("/api/v2/vault/{credential_id}/details", r, credentialID))
+}
+
 // RenameCredential gives a credential another name. It keeps its id, its values and its time.
 func (v *V2) RenameCredential(ctx context.Context, credentialID string, r v2.RenameRequest, options ...CallOption) (*v2.CredentialAnswer, error) {
 	return do[v2.CredentialAnswer](ctx, v.transport, post("/api/v2/vault/{credential_id}/rename", r, credentialID).changed(options))

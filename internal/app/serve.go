@@ -325,6 +325,7 @@ func (s *service) run(ctx context.Context, l net.Listener, config server.Config,
 	s.identity.Access.Ready = s.everyReplicaReads(format.Policies)
 	s.vault.Rules.Ready = s.everyReplicaReads(format.Kept)
 	s.vault.Settings.Ready = s.everyReplicaReads(format.Settings)
+	s.vault.DetailsReady = s.everyReplicaReads(format.Details)
 	s.vault.Lifetimes.Remind = s.remind
 	s.webhooks = webhooks.New(s.store, s.guard, s.keys, s.now)
 	config.Webhooks = s.webhooks

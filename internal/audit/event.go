@@ -38,6 +38,7 @@ const (
 	CredentialUnsealed     EventType = "CREDENTIAL_UNSEALED"
 	CredentialRotated      EventType = "CREDENTIAL_ROTATED"       // new values
 	CredentialReencrypted  EventType = "CREDENTIAL_REENCRYPTED"   // new keys around the same values
+	CredentialDescribed    EventType = "CREDENTIAL_DESCRIBED"     // other tags, another description or contact
 	CredentialVersionEnded EventType = "CREDENTIAL_VERSION_ENDED" // the previous version is no longer readable
 	CredentialDeleted      EventType = "CREDENTIAL_DELETED"
 	CredentialReleased     EventType = "CREDENTIAL_RELEASED" // its owner is gone; an existing credential stays
@@ -124,7 +125,7 @@ func (t EventType) ChangesVersion() bool {
 var changes = []EventType{
 	ChainStarted, SealingKeyCreated, SealingKeyRestored, KMSRewrapped, KMSKeyDestroyed,
 	TenantCreated, TenantActivated, TenantLimited, NamespaceMapped, APIKeyCreated, APIKeyApproved,
-	CredentialSealed, CredentialRotated, CredentialReencrypted, CredentialAdopted, KeyCreated, KeyRotated,
+	CredentialSealed, CredentialRotated, CredentialReencrypted, CredentialDescribed, CredentialAdopted, KeyCreated, KeyRotated,
 	UserRegistered, EmailVerified, VerificationRequested, PasswordChanged, PasswordResetRequested, PasswordReset,
 	MemberInvited, MemberJoined, MemberChanged, SettingsChanged, PolicyCreated, PolicyChanged, PolicyBound, GroupCreated, GroupChanged, WebhookCreated, WebhookSent, DenialsAcknowledged, AccessReviewed, InventoryReviewed,
 }

@@ -189,6 +189,7 @@ const (
 	ReplaceCredential  Action = "replace"
 	RotateCredential   Action = "rotate"
 	RenameCredential   Action = "rename"
+	DescribeCredential Action = "describe"
 	TrashCredential    Action = "trash"
 	RenewCredential    Action = "renew"
 	DeleteCredential   Action = "delete"
@@ -283,6 +284,7 @@ var rules = map[Action]rule{
 	ReplaceCredential:  {scope: VaultWrite},
 	RotateCredential:   {scope: VaultWrite},
 	RenameCredential:   {scope: VaultWrite},
+	DescribeCredential: {scope: VaultWrite},
 	TrashCredential:    {scope: VaultWrite, trialed: true},
 	RenewCredential:    {scope: VaultWrite},
 	DeleteCredential:   {scope: VaultWrite, trialed: true},
@@ -372,6 +374,7 @@ var verbs = map[Action]Verb{
 	ReplaceCredential:     WritePath,
 	RotateCredential:      WritePath,
 	RenameCredential:      WritePath,
+	DescribeCredential:    WritePath,
 	ResealManifest:        WritePath,
 	CheckManifest:         WritePath,
 	RenewCredential:       WritePath,

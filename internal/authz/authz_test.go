@@ -11,7 +11,7 @@ import (
 // that only a user may do it.
 var table = map[Action]string{
 	SealCredential: "vault:write", ListCredentials: "vault:read!", ListVersions: "vault:read!", UnsealCredential: "vault:read!",
-	ReplaceCredential: "vault:write", RotateCredential: "vault:write", RenameCredential: "vault:write", TrashCredential: "vault:write!", RenewCredential: "vault:write", DeleteCredential: "vault:write!",
+	ReplaceCredential: "vault:write", RotateCredential: "vault:write", RenameCredential: "vault:write", DescribeCredential: "vault:write", TrashCredential: "vault:write!", RenewCredential: "vault:write", DeleteCredential: "vault:write!",
 	EncryptData: "crypto:encrypt", DecryptData: "crypto:decrypt!", RewrapData: "crypto:encrypt", SignData: "crypto:sign",
 	VerifyData: "crypto:verify!", ReadPublicKeys: "crypto:verify!",
 	CreateKey: "keys:write", ListKeys: "keys:read!", RotateKey: "keys:write", ReadAudit: "audit:read!", ReadProof: "audit:read!", ReadNames: "audit:names!",

@@ -259,6 +259,25 @@ stderr 'renaming moved/key: .*another credential has this name'
 ! latticekeep mv moved/key a//b
 stderr 'name must be a path'
 
+# what a credential is for
+latticekeep describe moved/key --description 'Opens the shop.' --contact ops@example.org --tag pci --tag shop
+stdout '(?s)^FIELD +VALUE\nname +moved/key\n.*description +Opens the shop.\ncontact +ops@example.org\ntags +pci shop\n$'
+latticekeep describe moved/key --clear contact --untag shop --tag new -o json
+stdout '"tags": \[\n +"new",\n +"pci"\n'
+! stdout contact
+latticekeep describe moved/key
+stdout '(?s)description +Opens the shop.\ntags +new pci\n$'
+! latticekeep describe moved/key --tag 'a b'
+stderr 'describing moved/key: .*tags: a tag must have 1 to 64 characters'
+! latticekeep describe moved/key --clear name
+stderr '--clear must be description, contact or tags'
+! latticekeep describe nothing --tag a
+stderr 'there is no credential nothing'
+latticekeep ls --tag pci
+stdout '(?s)^NAME.*\nmoved/key [^\n]*\n$'
+latticekeep ls --tag none
+! stdout moved/key
+
 # a shell completes names
 latticekeep __complete get shop/d
 stdout '^shop/db$'

@@ -49,7 +49,7 @@ const inFlight = time.Minute
 var scopeOf = map[audit.EventType]authz.Scope{
 	audit.CredentialUnsealed: authz.VaultRead, audit.CredentialListed: authz.VaultRead,
 	audit.CredentialSealed: authz.VaultWrite, audit.CredentialRotated: authz.VaultWrite,
-	audit.CredentialReencrypted: authz.VaultWrite, audit.CredentialDeleted: authz.VaultWrite,
+	audit.CredentialReencrypted: authz.VaultWrite, audit.CredentialDescribed: authz.VaultWrite, audit.CredentialDeleted: authz.VaultWrite,
 	audit.ManifestResealed: authz.VaultWrite, audit.ManifestChecked: authz.VaultWrite,
 	audit.DataDecrypted: authz.CryptoDecrypt, audit.DataSigned: authz.CryptoSign,
 	audit.KeyCreated: authz.KeysWrite, audit.KeyRotated: authz.KeysWrite,

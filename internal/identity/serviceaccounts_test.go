@@ -248,7 +248,7 @@ func TestANamespaceThatWasMadeAgainIsNotThatOfTheConfiguration(t *testing.T) {
 // whatever RBAC says.
 var givable = map[authz.Action]authz.Scope{
 	"seal": "vault:write", "list": "vault:read", "list_versions": "vault:read", "unseal": "vault:read", "replace": "vault:write",
-	"rotate": "vault:write", "rename": "vault:write", "trash": "vault:write", "renew": "vault:write", "delete": "vault:write", "reseal": "vault:write", "check": "vault:write", "list_sealed_credentials": "vault:read",
+	"rotate": "vault:write", "rename": "vault:write", "describe": "vault:write", "trash": "vault:write", "renew": "vault:write", "delete": "vault:write", "reseal": "vault:write", "check": "vault:write", "list_sealed_credentials": "vault:read",
 	"encrypt": "crypto:encrypt", "decrypt": "crypto:decrypt", "rewrap": "crypto:encrypt", "sign": "crypto:sign", "verify": "crypto:verify",
 	"read_public_keys": "crypto:verify", "list_keys": "keys:read", "read_audit": "audit:read", "read_proof": "audit:read",
 	"read_score": "compliance:read", "read_score_history": "compliance:read", "read_report": "compliance:read", "read_inventory": "compliance:read",

@@ -156,6 +156,10 @@ var Families = []Family{
 	{Prefix: "kept-rules/", Deciding: true, Number: 37, MAC: true,
 		Says: "how many earlier versions a tenant keeps on which paths",
 		Risk: "versions are kept that a later rule erases, or erased that one keeps"},
+	// A list reads all of a tenant, if they are few.
+	{Prefix: "details/", Deciding: true, Number: 43, MAC: true, Group: 2,
+		Says: "what people say of a credential: description, contact, tags",
+		Risk: "somebody is told an earlier contact, or finds a credential by an earlier tag"},
 	{Prefix: "settings/", Deciding: true, Number: 38, MAC: true,
 		Says: "what the admins of a tenant decided for all of it: on which paths credentials may never expire",
 		Risk: "credentials may never expire on a path that was withdrawn"},

@@ -107,7 +107,7 @@ var errNotAdoptable = fault.New(fault.NotFound, "there is no credential of this 
 // credential changes. Errors: fault.NotFound when there is no such credential or it is damaged,
 // fault.Conflict, fault.Forbidden, fault.Unavailable.
 func (v *Vault) Adopt(ctx context.Context, p authz.Principal, uid string, o Object, credential string, form *[32]byte) (owned *Owned, err error) {
-	defer func() { err = v.recordChanged(ctx, p, authz.SealCredential, err) }()
+	defer func() { err = recordChanged(ctx, v.guard, p, authz.SealCredential, err) }()
 	keys, err := v.ready(ctx, p, authz.SealCredential)
 	if err != nil {
 		return nil, err

@@ -94,7 +94,7 @@ func (row *ownerRow) owned(c Credential) *Owned {
 // holds nothing. It shows no value and leaves no entry, unless somebody changed the rows. Errors:
 // fault.Forbidden, fault.Unavailable.
 func (v *Vault) Owned(ctx context.Context, p authz.Principal, uid string) (o *Owned, err error) {
-	defer func() { err = v.recordChanged(ctx, p, authz.ListCredentials, err) }()
+	defer func() { err = recordChanged(ctx, v.guard, p, authz.ListCredentials, err) }()
 	if err := v.guard.Authorize(ctx, p, authz.ListCredentials); err != nil {
 		return nil, err
 	}
@@ -112,7 +112,7 @@ func (v *Vault) Holds(p authz.Principal, uid string, o *Owned, values map[string
 // by now, the error is fault.Conflict and nothing changes. Apply seals a deleted credential again
 // under its id. Other errors: fault.Forbidden, fault.Invalid, fault.Unavailable.
 func (v *Vault) Apply(ctx context.Context, p authz.Principal, uid string, expect uint64, d Desired) (o *Owned, err error) {
-	defer func() { err = v.recordChanged(ctx, p, authz.SealCredential, err) }()
+	defer func() { err = recordChanged(ctx, v.guard, p, authz.SealCredential, err) }()
 	if err := v.guard.Authorize(ctx, p, authz.SealCredential); err != nil {
 		return nil, err
 	}
@@ -138,7 +138,7 @@ func (v *Vault) Generate(
 	ctx context.Context, p authz.Principal, uid string, expect uint64, d Desired,
 	produce func(current map[string]secret.Bytes) (map[string]secret.Bytes, error),
 ) (o *Owned, err error) {
-	defer func() { err = v.recordChanged(ctx, p, authz.SealCredential, err) }()
+	defer func() { err = recordChanged(ctx, v.guard, p, authz.SealCredential, err) }()
 	keys, err := v.ready(ctx, p, authz.SealCredential)
 	if err != nil {
 		return nil, err
@@ -264,7 +264,7 @@ var (
 // fault.NotFound when the credential is missing or damaged; [Vault.Apply] repairs that. Other
 // errors: those of Apply.
 func (v *Vault) Reencrypt(ctx context.Context, p authz.Principal, uid string, expect uint64, trigger string) (o *Owned, err error) {
-	defer func() { err = v.recordChanged(ctx, p, authz.RotateCredential, err) }()
+	defer func() { err = recordChanged(ctx, v.guard, p, authz.RotateCredential, err) }()
 	keys, err := v.ready(ctx, p, authz.RotateCredential)
 	if err != nil {
 		return nil, err
@@ -295,7 +295,7 @@ func (v *Vault) Reencrypt(ctx context.Context, p authz.Principal, uid string, ex
 func (v *Vault) UnsealOwned(ctx context.Context, p authz.Principal, uid string, version uint64) (values map[string]secret.Bytes, err error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	defer func() { err = v.recordChanged(ctx, p, authz.UnsealCredential, err) }() // before cancel
+	defer func() { err = recordChanged(ctx, v.guard, p, authz.UnsealCredential, err) }() // before cancel
 	keys, err := v.ready(ctx, p, authz.UnsealCredential)
 	if err != nil {
 		return nil, err
@@ -464,7 +464,7 @@ func (v *Vault) commitOwned(ctx context.Context, c ownedChange) (*Owned, error) 
 // version ends in both cases. Releasing an object that owns nothing is not an error; released tells
 // the caller that changed something.
 func (v *Vault) Release(ctx context.Context, p authz.Principal, uid string, form [32]byte, deleteEntry bool) (released bool, err error) {
-	defer func() { err = v.recordChanged(ctx, p, authz.DeleteCredential, err) }()
+	defer func() { err = recordChanged(ctx, v.guard, p, authz.DeleteCredential, err) }()
 	if err := v.guard.Authorize(ctx, p, authz.DeleteCredential); err != nil {
 		return false, err
 	}

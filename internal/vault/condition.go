@@ -28,9 +28,6 @@ const reasonTaken = "name_taken"
 // Condition is the value of If-Match.
 type Condition = record.Condition
 
-// EntityTag returns the entity tag of the version that c describes.
-func (c Credential) EntityTag() string { return record.EntityTag(c.ID, c.Version) }
-
 // mayRead reports whether p could unseal a credential that exists for it.
 func mayRead(p authz.Principal) bool { return p.May(authz.UnsealCredential) }
 

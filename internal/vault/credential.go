@@ -9,34 +9,20 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/vault/bounds"
+	"github.com/latticekeep/latticekeep/internal/vault/listing"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
 const maxIdempotencyKey = 255
 
 // Credential is the metadata of a credential: everything except its values.
-type Credential struct {
-	ID        string
-	Name      string
-	Type      string
-	Version   uint64
-	CreatedAt time.Time // time of the first version
-	SealedAt  time.Time // time of this version
-	ExpiresAt time.Time // [record.Never] if it never expires
-	Expired   bool
-	Trashed   bool // it expired because somebody put it in the trash
-	Owned     bool // a SealedCredential owns it: read-only over REST
-}
+type Credential = listing.Credential
 
 const idPrefix = record.IDPrefix
 
 // credentialOf returns the record's metadata. owned says that a SealedCredential owns it.
 func credentialOf(r *record.Record, now time.Time, owned bool) Credential {
-	return Credential{
-		ID: r.ID, Name: r.Name, Type: r.Type, Version: r.Version,
-		CreatedAt: r.CreatedAt, SealedAt: r.SealedAt, ExpiresAt: r.ExpiresAt,
-		Expired: !now.Before(r.Until()), Trashed: r.IsTrashed(), Owned: owned,
-	}
+	return listing.CredentialOf(r, now, owned)
 }
 
 // newRecord returns a record without its sealed part; see [record.Record.Seal].
@@ -48,9 +34,6 @@ func newRecord(tenant authz.TenantID, id string, version uint64, created, now ti
 	r.SetLifetime(req.ttlDays())
 	return r
 }
-
-// NeverExpires reports whether the credential never expires.
-func (c Credential) NeverExpires() bool { return c.ExpiresAt.Equal(record.Never()) }
 
 // Unsealed is a credential with its values. The caller zeroes them.
 type Unsealed struct {

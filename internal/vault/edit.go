@@ -15,6 +15,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/bounds"
+	"github.com/latticekeep/latticekeep/internal/vault/details"
 	"github.com/latticekeep/latticekeep/internal/vault/mac"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
@@ -61,6 +62,51 @@ func (v attempt) isFree(p authz.Principal, r *record.Record, now time.Time) func
 		}
 		return err
 	}
+}
+
+var errDetailsReplicas = fault.New(fault.Conflict, "a replica of an earlier release still runs, which would leave details behind: end it first")
+
+func (v attempt) describe(ctx context.Context, p authz.Principal, id string, c details.Change) (Credential, error) {
+	if _, err := v.ready(ctx, p, authz.DescribeCredential); err != nil {
+		return Credential{}, err
+	}
+	if err := c.Validate(); err != nil {
+		return Credential{}, err
+	}
+	found, err := v.look(ctx, p, authz.DescribeCredential, id, nil)
+	if err != nil {
+		return Credential{}, err
+	}
+	now := v.now()
+	e := found.event(audit.CredentialDescribed, p, now)
+	if e.Outcome == audit.Success && found.owned {
+		e.Outcome, e.Attributes[audit.AttributeReason] = audit.Denied, reasonOwned
+	}
+	if e.Outcome != audit.Success {
+		return Credential{}, recordAccess(ctx, v.guard, e)
+	}
+	described := credentialOf(found.record, now, false)
+	err = v.store.Update(ctx, func(tx store.Tx) error {
+		current, err := record.Find(tx, p.Tenant, found.id)
+		by, err2 := v.records.owners.of(tx, p.Tenant, found.id)
+		if err = errors.Join(err, err2); err != nil || current == nil || current.Version != found.record.Version || by.owned {
+			return errors.Join(err, errMoved)
+		}
+		if described.Details, err = v.records.details.Change(tx, p.Tenant, found.id, c); err != nil {
+			return err
+		}
+		done := e
+		done.Attributes = v.records.details.Attributes(p.Tenant, found.id, described.Details)
+		return appendEvent(v.guard, tx, done)
+	})
+	if isDamaged(err) {
+		e.Outcome, e.Attributes = audit.Failure, map[string]string{audit.AttributeReason: reasonIntegrity}
+		return Credential{}, recordAccess(ctx, v.guard, e)
+	}
+	if err != nil {
+		return Credential{}, fmt.Errorf("describing a credential: %w", err)
+	}
+	return described, nil
 }
 
 // PutRequest asks that a name leads to these values.

@@ -79,6 +79,7 @@ func TestAllThatIsNotThereIsOneCase(t *testing.T) {
 			_, err := f.vault.Rename(t.Context(), f.a, id, "moved", "")
 			return err
 		},
+		"Describe": func(id string) error { _, err := f.vault.Describe(t.Context(), f.a, id, tagged("t")); return err },
 		"Replace": func(id string) error {
 			_, err := f.vault.Replace(t.Context(), f.a, id, ReplaceRequest{Values: secrets(login)})
 			return err

@@ -1,23 +1,20 @@
 package vault
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
-	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/details"
 	"github.com/latticekeep/latticekeep/internal/vault/history"
 	"github.com/latticekeep/latticekeep/internal/vault/listing"
 	"github.com/latticekeep/latticekeep/internal/vault/pathindex"
-	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
 // Filter selects the credentials that match all of its fields.
@@ -48,14 +45,18 @@ func (v *Vault) List(ctx context.Context, p authz.Principal, q ListQuery) (list 
 	damaged := 0
 	err = v.store.View(ctx, func(rd store.Reader) error {
 		list = []Credential{}
-		s, err := v.records.owners.source(rd, p, q.UsesPaths(p))
+		s, err := v.records.source(rd, p, q.UsesPaths(p))
 		if err != nil {
 			return err
 		}
 		if q.Order == listing.ByName && !s.ByName {
 			return errNotIndexed
 		}
-		rest, damaged, err = pages.Read(s, q, now, func(c listing.Found) { list = append(list, credentialOf(c.Record, now, c.Owned)) })
+		rest, damaged, err = pages.Read(s, q, now, func(found listing.Found) {
+			c := credentialOf(found.Record, now, found.Owned)
+			c.Details = found.Details
+			list = append(list, c)
+		})
 		return err
 	})
 	if errors.Is(err, fault.Invalid) {
@@ -73,15 +74,15 @@ func (v *Vault) List(ctx context.Context, p authz.Principal, q ListQuery) (list 
 var errNotIndexed = fault.New(fault.Unavailable, "the names of an earlier release are still being indexed: try again in a minute, or list without sort")
 
 // source returns what p may see of its tenant's credentials.
-func (o ownerRows) source(rd store.Reader, p authz.Principal, byName bool) (s listing.Source, err error) {
+func (s recordStore) source(rd store.Reader, p authz.Principal, byName bool) (from listing.Source, err error) {
 	if byName {
 		byName, err = pathindex.IsComplete(rd)
 	}
 	owner := func(id string) (listing.Owner, error) {
-		by, err := o.of(rd, p.Tenant, id)
+		by, err := s.owners.of(rd, p.Tenant, id)
 		return listing.Owner{Owned: by.owned, Hidden: by.hides(p)}, err
 	}
-	return listing.Source{Reader: rd, Principal: p, Owner: owner, ByName: byName}, err
+	return listing.Source{Reader: rd, Principal: p, Owner: owner, Details: s.details.OfAll(rd, p.Tenant), ByName: byName}, err
 }
 
 // listEvent returns the entry of a read of many credentials.
@@ -107,7 +108,13 @@ func (v *Vault) Metadata(ctx context.Context, p authz.Principal, id string) (Cre
 	if _, err := v.ready(ctx, p, authz.ListCredentials); err != nil {
 		return Credential{}, err
 	}
-	l, err := v.look(ctx, p, authz.ListCredentials, id, nil)
+	var said *details.Details
+	l, err := v.look(ctx, p, authz.ListCredentials, id, func(rd store.Reader, l *lookup, id string) (err error) {
+		if said, err = v.records.details.Of(rd, p.Tenant, id); isDamaged(err) {
+			l.failed, err = true, nil
+		}
+		return err
+	})
 	if err != nil {
 		return Credential{}, err
 	}
@@ -115,7 +122,9 @@ func (v *Vault) Metadata(ctx context.Context, p authz.Principal, id string) (Cre
 	if err := recordAccess(ctx, v.guard, e); err != nil {
 		return Credential{}, err
 	}
-	return credentialOf(l.record, v.now(), l.owned), nil
+	c := credentialOf(l.record, v.now(), l.owned)
+	c.Details = said
+	return c, nil
 }
 
 // Versions returns the history of a credential, newest version first and at most [history.MaxVersions]. It
@@ -148,28 +157,8 @@ func (v *Vault) Versions(ctx context.Context, p authz.Principal, id string) ([]h
 	return list, nil
 }
 
-// Bounds of a [Summary].
-const (
-	MaxNextToExpire = 10
-	MaxSummaryTypes = 20
-)
-
 // Summary describes a tenant's credentials in a few numbers.
-type Summary struct {
-	Total, Active, Expired int
-	NeverExpire            int          // number of active ones that never expire
-	ExpiringSoon           int          // number of active ones that expire soon
-	Types                  []TypeCount  // most frequent first, at most MaxSummaryTypes
-	OtherTypes             int          // credentials of all other types
-	NextToExpire           []Credential // active ones, soonest first, at most MaxNextToExpire
-	Complete               bool         // false when only a random part was counted
-}
-
-// TypeCount is the number of credentials of a type.
-type TypeCount struct {
-	Type  string
-	Count int
-}
+type Summary = listing.Summary
 
 // Summary counts the credentials that [Vault.List] would return, and separately those that expire
 // within soon. It reads a bounded number of credentials. Damaged records are left out and counted
@@ -181,115 +170,23 @@ func (v *Vault) Summary(ctx context.Context, p authz.Principal, soon time.Durati
 		return Summary{}, err
 	}
 	now := v.now()
-	var c counter
+	var sum Summary
+	var damaged int
 	err := v.store.View(ctx, func(rd store.Reader) error {
-		c = counter{p: p, now: now, soon: now.Add(soon), types: make(map[string]int)}
-		s, err := v.records.owners.source(rd, p, p.Access.IsLimited())
+		s, err := v.records.source(rd, p, p.Access.IsLimited())
 		if err != nil {
 			return err
 		}
-		return c.count(s, v.summaryBudget)
+		sum, damaged, err = listing.Summarize(s, now, now.Add(soon), v.summaryBudget)
+		return err
 	})
 	if err != nil {
 		return Summary{}, fmt.Errorf("counting credentials: %w", err)
 	}
-	e := listEvent(p, c.Total, c.damaged)
+	e := listEvent(p, sum.Total, damaged)
 	e.Attributes["summary"] = "true"
 	if err := v.guard.Record(ctx, e); err != nil {
 		return Summary{}, err
 	}
-	return c.summary(), nil
-}
-
-// counter computes a summary.
-type counter struct {
-	Summary
-	p         authz.Principal
-	now, soon time.Time
-	types     map[string]int
-	damaged   int
-}
-
-func (c *counter) count(s listing.Source, budget listing.Budget) error {
-	c.Complete = true
-	var bad error
-	err := s.Visit("", "", func(_ string, key, value []byte) bool {
-		if key == nil || budget.Spent() {
-			c.Complete = false
-			return false
-		}
-		budget.Spend(value)
-		r, err := record.ViewAt(key, value)
-		if err != nil {
-			c.damaged++
-			return true
-		}
-		if c.p.Kind == authz.ServiceAccount { // only a ServiceAccount has hidden credentials
-			budget.Records -= listing.OwnerCost
-			by, err := s.Owner(r.ID)
-			if state.IsRefused(err) {
-				c.damaged++
-				return true
-			}
-			if bad = err; err != nil || by.Hidden {
-				return err == nil
-			}
-		}
-		c.add(r)
-		return true
-	})
-	for i := range c.NextToExpire {
-		by, err := s.Owner(c.NextToExpire[i].ID)
-		if state.IsRefused(err) {
-			c.damaged++
-			continue
-		}
-		bad = errors.Join(bad, err)
-		c.NextToExpire[i].Owned = by.Owned
-	}
-	return errors.Join(err, bad)
-}
-
-func (c *counter) add(r *record.Record) {
-	c.Total++
-	c.types[r.Type]++
-	if !c.now.Before(r.Until()) {
-		c.Expired++
-		return
-	}
-	c.Active++
-	if r.NeverExpires() {
-		c.NeverExpire++
-		return
-	}
-	if r.ExpiresAt.Before(c.soon) {
-		c.ExpiringSoon++
-	}
-	n := len(c.NextToExpire)
-	if n == MaxNextToExpire {
-		if !r.ExpiresAt.Before(c.NextToExpire[n-1].ExpiresAt) {
-			return
-		}
-		c.NextToExpire = c.NextToExpire[:n-1]
-	}
-	at, _ := slices.BinarySearchFunc(c.NextToExpire, r, func(listed Credential, r *record.Record) int {
-		return cmp.Or(listed.ExpiresAt.Compare(r.ExpiresAt), -1) // after those that expire at the same time
-	})
-	c.NextToExpire = slices.Insert(c.NextToExpire, at, credentialOf(r, c.now, false))
-}
-
-func (c *counter) summary() Summary {
-	for kind, n := range c.types {
-		c.Types = append(c.Types, TypeCount{kind, n})
-	}
-	slices.SortFunc(c.Types, func(a, b TypeCount) int {
-		return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.Type, b.Type))
-	})
-	if len(c.Types) > MaxSummaryTypes {
-		for _, t := range c.Types[MaxSummaryTypes:] {
-			c.OtherTypes += t.Count
-		}
-		c.Types = c.Types[:MaxSummaryTypes]
-	}
-	return c.Summary
+	return sum, nil
 }

@@ -38,7 +38,7 @@ func TestPagesEndAlikeWhateverIsHidden(t *testing.T) {
 	for _, left := range []listing.Budget{listing.PageBudget(), {Records: 1, Bytes: 1 << 20}, {Records: 12, Bytes: 1 << 20}, {Records: 30, Bytes: 1 << 20}, {Records: 60, Bytes: 1 << 20}} {
 		f.vault.pageBudget = left
 		_, none := f.pages(shop, ListQuery{Filter: Filter{Text: "nothing has this"}})
-		for _, filter := range []Filter{{Text: "canary"}, {Type: "generic", Text: "canary-1"}, {ExpiresBefore: f.now().Add(3 * day)}, {Prefix: "canary"}, {Prefix: "canary-2"}} {
+		for _, filter := range []Filter{{Text: "canary"}, {Type: "generic", Text: "canary-1"}, {ExpiresBefore: f.now().Add(3 * day)}, {Prefix: "canary"}, {Prefix: "canary-2"}, {Tag: "canary"}, {Prefix: "canary", Tag: "canary"}} {
 			for _, limit := range []int{0, 1} {
 				if ids, n := f.pages(shop, ListQuery{Filter: filter, Limit: limit}); len(ids) != 0 || n != none {
 					t.Errorf("%+v with %v, limit %d: %d credentials on %d pages, but what nothing has is on %d", filter, left, limit, len(ids), n, none)

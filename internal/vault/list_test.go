@@ -152,7 +152,7 @@ func TestAPageLooksAtABoundedNumberOfCredentials(t *testing.T) {
 	}
 	f.vault.summaryBudget = listing.Budget{Records: 100, Bytes: 1 << 20}
 	f.store.rows.Store(0)
-	if s, err = f.vault.Summary(t.Context(), f.a, day); err != nil || s.Complete || s.Total != 100 || s.Active != 100 || len(s.NextToExpire) != MaxNextToExpire {
+	if s, err = f.vault.Summary(t.Context(), f.a, day); err != nil || s.Complete || s.Total != 100 || s.Active != 100 || len(s.NextToExpire) != listing.MaxNextToExpire {
 		t.Errorf("%+v %v", s, err)
 	}
 	if n := f.store.rows.Load(); n > 200 {
@@ -286,7 +286,7 @@ func TestListsAndSummariesShowAServiceAccountNothingOfOtherNamespaces(t *testing
 	s, err := f.vault.Summary(t.Context(), shop, 7*day)
 	must(t, err)
 	if s.Total != 2 || s.ExpiringSoon != 0 || len(s.NextToExpire) != 2 || s.NextToExpire[0].ID != own || !s.NextToExpire[0].Owned || s.NextToExpire[1].Owned ||
-		!slices.Equal(s.Types, []TypeCount{{"database", 2}}) {
+		!slices.Equal(s.Types, []listing.TypeCount{{Type: "database", Count: 2}}) {
 		t.Errorf("%+v", s)
 	}
 	if s, err = f.vault.Summary(t.Context(), f.a, 7*day); err != nil || s.Total != 7 || s.ExpiringSoon != 5 {
@@ -326,12 +326,12 @@ func TestASummaryCounts(t *testing.T) {
 		next = append(next, c)
 	}
 	slices.SortFunc(next, func(a, b Credential) int { return cmp.Or(a.ExpiresAt.Compare(b.ExpiresAt), cmp.Compare(a.ID, b.ID)) })
-	want.NextToExpire, want.Complete = next[:MaxNextToExpire], true
+	want.NextToExpire, want.Complete = next[:listing.MaxNextToExpire], true
 	for i := range 5 {
-		want.Types = append(want.Types, TypeCount{fmt.Sprintf("type-%02d", i), 2})
+		want.Types = append(want.Types, listing.TypeCount{Type: fmt.Sprintf("type-%02d", i), Count: 2})
 	}
 	for i := range 15 {
-		want.Types = append(want.Types, TypeCount{fmt.Sprintf("type-%02d", 5+i), 1})
+		want.Types = append(want.Types, listing.TypeCount{Type: fmt.Sprintf("type-%02d", 5+i), Count: 1})
 	}
 	want.OtherTypes = 5
 	got, err := f.vault.Summary(t.Context(), f.a, 3*day)

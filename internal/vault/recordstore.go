@@ -10,6 +10,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/details"
 	"github.com/latticekeep/latticekeep/internal/vault/history"
 	"github.com/latticekeep/latticekeep/internal/vault/idempotency"
 	"github.com/latticekeep/latticekeep/internal/vault/kept"
@@ -27,6 +28,7 @@ type recordStore struct {
 	names   nameindex.Index
 	history history.Rows
 	kept    kept.Rows
+	details details.Rows
 	owners  ownerRows
 }
 
@@ -79,6 +81,7 @@ func (s recordStore) Remove(tx store.Tx, tenant authz.TenantID, id string) error
 		mac.DeleteAll(tx, kept.Prefix(tenant, id)),
 		mac.DeleteAll(tx, history.PreviousPrefix(tenant, id)), // the object's row may still name one, without effect
 		tx.Delete(idempotency.RequestKey(tenant, id)),
+		tx.Delete(details.Key(tenant, id)),
 		tx.Delete(releasedKey(tenant, id)),
 	)
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/bounds"
+	"github.com/latticekeep/latticekeep/internal/vault/details"
 	"github.com/latticekeep/latticekeep/internal/vault/idempotency"
 	"github.com/latticekeep/latticekeep/internal/vault/mac"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
@@ -213,6 +214,26 @@ func (v *Vault) Renew(ctx context.Context, p authz.Principal, id string, ttlDays
 	return retryConflicts(func() (Credential, error) {
 		return attempt{v}.change(ctx, p, id, edit{action: authz.RenewCredential, validate: func() error { return checkTTL(ttlDays) }, ttlDays: ttlDays, reads: true}, ifMatch)
 	})
+}
+
+// Describe changes what is said of a credential, and neither its version nor its values. Errors:
+// fault.Forbidden for a credential that does not exist for p, has expired or belongs to an object;
+// fault.Invalid; fault.Conflict beside an earlier release; fault.Unavailable.
+func (v *Vault) Describe(ctx context.Context, p authz.Principal, id string, c details.Change) (Credential, error) {
+	if err := v.guard.Authorize(ctx, p, authz.DescribeCredential); err != nil {
+		return Credential{}, err
+	}
+	if v.DetailsReady != nil {
+		ready, err := v.DetailsReady(ctx)
+		switch {
+		case err != nil:
+			return Credential{}, fmt.Errorf("asking which releases run: %w", err)
+		case !ready:
+			err := v.guard.RecordAttempt(ctx, p, authz.DescribeCredential, audit.Denied, reasonReplicas)
+			return Credential{}, cmp.Or(err, errDetailsReplicas)
+		}
+	}
+	return retryConflicts(func() (Credential, error) { return attempt{v}.describe(ctx, p, id, c) })
 }
 
 // requireRead refuses an action, before anything is looked up, to a caller that may not unseal.

@@ -38,6 +38,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/settings"
 	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/details"
 	"github.com/latticekeep/latticekeep/internal/vault/history"
 	"github.com/latticekeep/latticekeep/internal/vault/idempotency"
 	"github.com/latticekeep/latticekeep/internal/vault/kept"
@@ -70,6 +71,9 @@ type Vault struct {
 	// Lifetimes looks after what expires.
 	Lifetimes *lifetime.Keeper
 
+	// DetailsReady reports whether all processes that use the database read [format.Details]. Nil: they do.
+	DetailsReady func(context.Context) (bool, error)
+
 	pageBudget, summaryBudget listing.Budget
 }
 
@@ -77,7 +81,7 @@ type Vault struct {
 func New(s store.Store, guard *guard.Guard, keys *keyring.Ring, now func() time.Time) *Vault {
 	rows := mac.New(keys)
 	owners := ownerRows{rows}
-	records := recordStore{Rows: rows, names: nameindex.Index{Rows: rows}, history: history.Rows{Rows: rows}, kept: kept.Rows{Rows: rows}, owners: owners}
+	records := recordStore{Rows: rows, names: nameindex.Index{Rows: rows}, history: history.Rows{Rows: rows}, kept: kept.Rows{Rows: rows}, details: details.Rows{Rows: rows}, owners: owners}
 	return &Vault{
 		store: s, guard: guard, keys: keys, now: now, opener: (*record.Record).Open,
 		records:     records,
@@ -100,6 +104,7 @@ const (
 	reasonExpired   = "expired"
 	reasonOwned     = "owned_by_object"
 	reasonIntegrity = "integrity"
+	reasonReplicas  = "earlier_replicas"
 )
 
 // ready checks that the log takes entries, that p may do a, and that the tenant's keys can be used.
@@ -146,11 +151,11 @@ func refuseChanged(ctx context.Context, g *guard.Guard, e audit.Event, err error
 // recordChanged records that an operation on an object's credential met rows that somebody else
 // changed, and returns err. It records an object and action once an hour, because the operator
 // retries until the rows are mended. It does nothing for any other err.
-func (v *Vault) recordChanged(ctx context.Context, p authz.Principal, a authz.Action, err error) error {
+func recordChanged(ctx context.Context, g *guard.Guard, p authz.Principal, a authz.Action, err error) error {
 	if !state.IsRefused(err) {
 		return err
 	}
-	return cmp.Or(v.guard.RecordAttemptOncePerHour(ctx, p, a, audit.Failure, reasonIntegrity), err)
+	return cmp.Or(g.RecordAttemptOncePerHour(ctx, p, a, audit.Failure, reasonIntegrity), err)
 }
 
 // versionEvent returns the entry of a new version.

@@ -320,6 +320,9 @@ type ServerInterface interface {
 	// ReplaceCredential Replace the values of a credential
 	// (PUT /api/v2/vault/{credential_id})
 	ReplaceCredential(c *gin.Context, credentialId CredentialPath, params ReplaceCredentialParams)
+	// DescribeCredential Say what a credential is for
+	// (PATCH /api/v2/vault/{credential_id}/details)
+	DescribeCredential(c *gin.Context, credentialId CredentialPath)
 	// GetCredentialMetadata Show the metadata of a credential
 	// (GET /api/v2/vault/{credential_id}/metadata)
 	GetCredentialMetadata(c *gin.Context, credentialId CredentialPath)
@@ -2462,6 +2465,14 @@ func (siw *ServerInterfaceWrapper) ListCredentials(c *gin.Context) {
 		return
 	}
 
+	// ------------- Optional query parameter "tag" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "tag", c.Request.URL.Query(), &params.Tag, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter tag: %w", err), http.StatusBadRequest)
+		return
+	}
+
 	// ------------- Optional query parameter "expires_before" -------------
 
 	err = runtime.BindQueryParameterWithOptions("form", true, false, "expires_before", c.Request.URL.Query(), &params.ExpiresBefore, runtime.BindQueryParameterOptions{Type: "string", Format: "date-time"})
@@ -2777,6 +2788,31 @@ func (siw *ServerInterfaceWrapper) ReplaceCredential(c *gin.Context) {
 	}
 
 	siw.Handler.ReplaceCredential(c, credentialId, params)
+}
+
+// DescribeCredential operation middleware
+func (siw *ServerInterfaceWrapper) DescribeCredential(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "credential_id" -------------
+	var credentialId CredentialPath
+
+	err = runtime.BindStyledParameterWithOptions("simple", "credential_id", c.Param("credential_id"), &credentialId, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter credential_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.DescribeCredential(c, credentialId)
 }
 
 // GetCredentialMetadata operation middleware
@@ -3196,6 +3232,7 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.PUT(options.BaseURL+"/api/v2/vault/:credential_id", wrapper.ReplaceCredential)
 	router.POST(options.BaseURL+"/api/v2/vault/rotate/:credential_id", wrapper.RotateCredential)
 	router.POST(options.BaseURL+"/api/v2/vault/:credential_id/rename", wrapper.RenameCredential)
+	router.PATCH(options.BaseURL+"/api/v2/vault/:credential_id/details", wrapper.DescribeCredential)
 	router.POST(options.BaseURL+"/api/v2/vault/:credential_id/undo", wrapper.UndoCredential)
 	router.POST(options.BaseURL+"/api/v2/vault/:credential_id/trash", wrapper.TrashCredential)
 	router.POST(options.BaseURL+"/api/v2/vault/:credential_id/renew", wrapper.RenewCredential)

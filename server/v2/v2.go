@@ -105,6 +105,7 @@ func Operations() map[string]gate.Operation {
 		"putCredentialByName":    {Action: authz.SealCredential},
 		"rotateCredential":       {Action: authz.RotateCredential},
 		"renameCredential":       {Action: authz.RenameCredential},
+		"describeCredential":     {Action: authz.DescribeCredential},
 		"undoCredential":         {Action: authz.ReplaceCredential},
 		"trashCredential":        {Action: authz.TrashCredential},
 		"renewCredential":        {Action: authz.RenewCredential},

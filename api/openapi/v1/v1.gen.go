@@ -110,6 +110,7 @@ const (
 	EventTypeCOMPLIANCESCORED       EventType = "COMPLIANCE_SCORED"
 	EventTypeCREDENTIALADOPTED      EventType = "CREDENTIAL_ADOPTED"
 	EventTypeCREDENTIALDELETED      EventType = "CREDENTIAL_DELETED"
+	EventTypeCREDENTIALDESCRIBED    EventType = "CREDENTIAL_DESCRIBED"
 	EventTypeCREDENTIALLISTED       EventType = "CREDENTIAL_LISTED"
 	EventTypeCREDENTIALREENCRYPTED  EventType = "CREDENTIAL_REENCRYPTED"
 	EventTypeCREDENTIALRELEASED     EventType = "CREDENTIAL_RELEASED"
@@ -234,6 +235,8 @@ func (e EventType) Valid() bool {
 	case EventTypeCREDENTIALADOPTED:
 		return true
 	case EventTypeCREDENTIALDELETED:
+		return true
+	case EventTypeCREDENTIALDESCRIBED:
 		return true
 	case EventTypeCREDENTIALLISTED:
 		return true

@@ -533,6 +533,7 @@ const (
 	EventTypeCOMPLIANCESCORED       EventType = "COMPLIANCE_SCORED"
 	EventTypeCREDENTIALADOPTED      EventType = "CREDENTIAL_ADOPTED"
 	EventTypeCREDENTIALDELETED      EventType = "CREDENTIAL_DELETED"
+	EventTypeCREDENTIALDESCRIBED    EventType = "CREDENTIAL_DESCRIBED"
 	EventTypeCREDENTIALLISTED       EventType = "CREDENTIAL_LISTED"
 	EventTypeCREDENTIALREENCRYPTED  EventType = "CREDENTIAL_REENCRYPTED"
 	EventTypeCREDENTIALRELEASED     EventType = "CREDENTIAL_RELEASED"
@@ -657,6 +658,8 @@ func (e EventType) Valid() bool {
 	case EventTypeCREDENTIALADOPTED:
 		return true
 	case EventTypeCREDENTIALDELETED:
+		return true
+	case EventTypeCREDENTIALDESCRIBED:
 		return true
 	case EventTypeCREDENTIALLISTED:
 		return true
@@ -2137,6 +2140,8 @@ type CreatedWebhook struct {
 
 // Credential What there is to know about a credential without its values.
 type Credential struct {
+	// Contact Whom to ask about it. Likewise.
+	Contact   *string   `json:"contact,omitempty"`
 	CreatedAt time.Time `json:"created_at"`
 
 	// CredentialId Example: cred_mfrggzdfmztwq2lknnwg23tpoa
@@ -2146,6 +2151,9 @@ type Credential struct {
 	//
 	// Example: api_key
 	CredentialType CredentialType `json:"credential_type"`
+
+	// Description What it is for. Lists, metadata and `PATCH …/details` have it.
+	Description *string `json:"description,omitempty"`
 
 	// ExpiresAt 9999-12-31T23:59:59Z for a credential that never expires.
 	ExpiresAt time.Time `json:"expires_at"`
@@ -2163,6 +2171,9 @@ type Credential struct {
 	// Status An expired credential cannot be unsealed. 28 days after it expired it is erased.
 	Status CredentialStatus `json:"status"`
 
+	// Tags Words by which it is found, sorted. Likewise.
+	Tags *[]string `json:"tags,omitempty"`
+
 	// Trashed It expired because it was put in the trash. Absent otherwise.
 	Trashed *bool `json:"trashed,omitempty"`
 
@@ -2175,6 +2186,8 @@ type CredentialStatus string
 
 // CredentialAnswer defines model for CredentialAnswer.
 type CredentialAnswer struct {
+	// Contact Whom to ask about it. Likewise.
+	Contact   *string   `json:"contact,omitempty"`
 	CreatedAt time.Time `json:"created_at"`
 
 	// CredentialId Example: cred_mfrggzdfmztwq2lknnwg23tpoa
@@ -2184,6 +2197,9 @@ type CredentialAnswer struct {
 	//
 	// Example: api_key
 	CredentialType CredentialType `json:"credential_type"`
+
+	// Description What it is for. Lists, metadata and `PATCH …/details` have it.
+	Description *string `json:"description,omitempty"`
 
 	// ExpiresAt 9999-12-31T23:59:59Z for a credential that never expires.
 	ExpiresAt time.Time `json:"expires_at"`
@@ -2201,6 +2217,9 @@ type CredentialAnswer struct {
 	// Status An expired credential cannot be unsealed. 28 days after it expired it is erased.
 	Status  CredentialAnswerStatus `json:"status"`
 	Success Succeeded              `json:"success"`
+
+	// Tags Words by which it is found, sorted. Likewise.
+	Tags *[]string `json:"tags,omitempty"`
 
 	// Trashed It expired because it was put in the trash. Absent otherwise.
 	Trashed *bool `json:"trashed,omitempty"`
@@ -2420,6 +2439,18 @@ type DestroyKMSKeyAnswerSuccess bool
 type DestroyKMSKeyRequest struct {
 	// KeyId As listed.
 	KeyId string `json:"key_id"`
+}
+
+// DetailsRequest defines model for DetailsRequest.
+type DetailsRequest struct {
+	// Contact Whom to ask about it, such as a team or an address, in one line.
+	Contact *string `json:"contact,omitempty"`
+
+	// Description What it is for. Line breaks and tabs are the only control characters.
+	Description *string `json:"description,omitempty"`
+
+	// Tags All its tags. A tag has no white space and no comma.
+	Tags *[]string `json:"tags,omitempty"`
 }
 
 // Diagnosis defines model for Diagnosis.
@@ -4011,6 +4042,9 @@ type ListCredentialsParams struct {
 	// CredentialType Only credentials of this type.
 	CredentialType *string `form:"credential_type,omitempty" json:"credential_type,omitempty"`
 
+	// Tag Only credentials that have this tag.
+	Tag *string `form:"tag,omitempty" json:"tag,omitempty"`
+
 	// ExpiresBefore Only credentials that expire, or have expired, before this time.
 	ExpiresBefore *time.Time `form:"expires_before,omitempty" json:"expires_before,omitempty"`
 }
@@ -4235,6 +4269,9 @@ type PatchCredentialApplicationMergePatchPlusJSONRequestBody = PatchRequest
 
 // ReplaceCredentialJSONRequestBody defines body for ReplaceCredential for application/json ContentType.
 type ReplaceCredentialJSONRequestBody = ReplaceRequest
+
+// DescribeCredentialJSONRequestBody defines body for DescribeCredential for application/json ContentType.
+type DescribeCredentialJSONRequestBody = DetailsRequest
 
 // RenameCredentialJSONRequestBody defines body for RenameCredential for application/json ContentType.
 type RenameCredentialJSONRequestBody = RenameRequest

@@ -279,6 +279,7 @@ var attempts = map[authz.Action]attempt{
 	authz.ReplaceCredential:  {audit.CredentialRotated, audit.CredentialResource},
 	authz.RotateCredential:   {audit.CredentialReencrypted, audit.CredentialResource},
 	authz.RenameCredential:   {audit.CredentialReencrypted, audit.CredentialResource},
+	authz.DescribeCredential: {audit.CredentialDescribed, audit.CredentialResource},
 	authz.TrashCredential:    {audit.CredentialReencrypted, audit.CredentialResource},
 	authz.RenewCredential:    {audit.CredentialReencrypted, audit.CredentialResource},
 	authz.DeleteCredential:   {audit.CredentialDeleted, audit.CredentialResource},

@@ -55,6 +55,7 @@ var Effects = map[audit.EventType]Effect{
 	audit.APIKeyCreated:       Lost,
 	audit.APIKeyApproved:      Lost,
 	audit.CredentialSealed:    Lost,
+	audit.CredentialDescribed: Lost,
 	audit.CredentialRotated:   Lost, // the value of that time is what was asked for
 	audit.CredentialReleased:  Lost, // the operator releases again what has no object
 	audit.CredentialAdopted:   Lost,

@@ -424,8 +424,12 @@ var scenes = []scene{
 	}},
 	{audit.CredentialDeleted, "a deleted credential", func(w *world) (func(), func(*restored, bool)) {
 		id := w.sealed()
+		w.send("PATCH", "/api/v2/vault/"+id+"/details", map[string]any{"tags": []string{"t"}}, http.StatusOK)
 		return func() { w.send("DELETE", "/api/v2/vault/"+id, nil, http.StatusOK) },
 			func(r *restored, revived bool) {
+				if r.has("details/"+string(w.tenant)+"/"+id) != revived {
+					r.t.Errorf("what was said of it: %v", !revived)
+				}
 				_, err := r.vault.Unseal(r.t.Context(), authz.SystemPrincipal(w.tenant), id)
 				if (err == nil) != revived {
 					r.t.Errorf("unsealing: %v", err)

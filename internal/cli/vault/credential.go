@@ -132,6 +132,7 @@ func credentialOf(a *v2.CredentialAnswer) v2.Credential {
 	return v2.Credential{
 		CredentialId: a.CredentialId, Name: a.Name, CredentialType: a.CredentialType, Version: a.Version, Status: v2.CredentialStatus(a.Status), Trashed: a.Trashed, Owned: a.Owned,
 		CreatedAt: a.CreatedAt, SealedAt: a.SealedAt, ExpiresAt: a.ExpiresAt, NeverExpires: a.NeverExpires,
+		Description: a.Description, Contact: a.Contact, Tags: a.Tags,
 	}
 }
 

@@ -21,7 +21,7 @@ import (
 
 // NewCommands returns all commands of the package.
 func NewCommands() []*cobra.Command {
-	return []*cobra.Command{newGetCommand(), newPutCommand(), newEditCommand(), newListCommand(), newRemoveCommand(), newRenewCommand(), newGenerateCommand(), newReencryptCommand(), newMoveCommand(), newHistoryCommand(), newUndoCommand(), newKeepCommand(),
+	return []*cobra.Command{newGetCommand(), newPutCommand(), newEditCommand(), newListCommand(), newRemoveCommand(), newRenewCommand(), newGenerateCommand(), newReencryptCommand(), newMoveCommand(), newDescribeCommand(), newHistoryCommand(), newUndoCommand(), newKeepCommand(),
 		newRunCommand(), newEnvCommand()}
 }
 
@@ -29,7 +29,7 @@ func newListCommand() *cobra.Command {
 	var r command.Server
 	var f command.Format
 	var trash bool
-	var sort string
+	var sort, tag string
 	cmd := &cobra.Command{
 		Use:   "ls [PREFIX]",
 		Short: "List credentials, without their values",
@@ -37,6 +37,7 @@ func newListCommand() *cobra.Command {
 --sort says: with --trash those in the trash, and else the others. The API key needs
 the scope vault:read.`,
 		Example: `  latticekeep ls shop/ --sort expires
+  latticekeep ls --tag pci
   latticekeep ls --trash`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -54,6 +55,9 @@ the scope vault:read.`,
 			prefix, p := strings.Join(args, ""), v2.ListCredentialsParams{}
 			if prefix != "" {
 				p.Prefix = &prefix
+			}
+			if tag != "" {
+				p.Tag = &tag
 			}
 			all := []v2.Credential{} // [] in JSON
 			err = each(cmd.Context(), c, p, func(credential v2.Credential) {
@@ -74,6 +78,7 @@ the scope vault:read.`,
 	cmd.ValidArgsFunction = completeNames(&r)
 	f.Register(cmd)
 	cmd.Flags().BoolVar(&trash, "trash", false, "list what is in the trash")
+	cmd.Flags().StringVar(&tag, "tag", "", "list only what has this tag")
 	cmd.Flags().StringVar(&sort, "sort", "name", "order: name; created or updated, newest first; expires, soonest first")
 	command.Choices(cmd, "sort", slices.Sorted(maps.Keys(sorts))...)
 	return cmd

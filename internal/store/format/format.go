@@ -58,6 +58,10 @@ const (
 	// not know them gives a credential that never expires a lifetime when it changes it. No release has this
 	// alone.
 	Settings = 5
+
+	// Details is the format of a store with details of credentials (package vault/details): a program that
+	// does not know them deletes a credential and leaves what was said of it. No release has this alone.
+	Details = 5
 )
 
 // Row is the key of the row.

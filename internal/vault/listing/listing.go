@@ -11,6 +11,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/vault/details"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
@@ -37,6 +38,7 @@ type Filter struct {
 	Status        Status
 	ExpiresBefore time.Time
 	Prefix        string // what the name begins with, in the form in which policies compare names
+	Tag           string // one of its tags
 }
 
 // Order is the order of a list.
@@ -96,13 +98,19 @@ func (f Filter) Validate() error {
 	if !utf8.ValidString(f.Prefix) || len(f.Prefix) > MaxPrefix {
 		return fault.New(fault.Invalid, "prefix must be at most 255 bytes of UTF-8")
 	}
+	if f.Tag != "" {
+		if err := details.CheckTag(f.Tag); err != nil {
+			return fault.New(fault.Invalid, "tag: "+err.Error())
+		}
+	}
 	if f.Status != "" && f.Status != Active && f.Status != Expired {
 		return fault.New(fault.Invalid, "status must be active or expired")
 	}
 	return nil
 }
 
-// Matcher returns a function that reports whether a credential matches the filter at now.
+// Matcher returns a function that reports whether a credential matches the filter at now, but for the tag,
+// which its record does not have.
 func (f Filter) Matcher(now time.Time) func(r *record.Record) bool {
 	text, prefix := fold(f.Text), authz.NormalizeName(f.Prefix)
 	return func(r *record.Record) bool {

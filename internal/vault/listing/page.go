@@ -10,6 +10,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/details"
 	"github.com/latticekeep/latticekeep/internal/vault/pathindex"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
@@ -50,6 +51,8 @@ type Source struct {
 	Principal authz.Principal
 	// Owner returns who owns a credential. Error: one of package state for rows that somebody changed.
 	Owner func(id string) (Owner, error)
+	// Details returns what people say of a credential, nil for nothing. Errors: as those of Owner, and fault.Internal.
+	Details func(id string) (*details.Details, error)
 	// ByName says that the index of paths is complete and used.
 	ByName bool
 }
@@ -139,7 +142,7 @@ func (f *Page) all(s Source, q Query, now time.Time, each func(Found)) error {
 		}
 		f.Budget.Spend(value)
 		var one Found
-		if one, bad = f.look(s, key, value, matches); one.Record != nil {
+		if one, bad = f.look(s, q, key, value, matches); one.Record != nil {
 			each(one)
 		}
 		return bad == nil
@@ -246,7 +249,8 @@ type Page struct {
 // Found is a credential of a page. The record shares memory with the store's row.
 type Found struct {
 	*record.Record
-	Owned bool
+	Owned   bool
+	Details *details.Details
 }
 
 // Read reads the credentials after a position, or from the first one if it is empty. each gets those
@@ -269,7 +273,7 @@ func (f *Page) Read(s Source, q Query, after string, now time.Time, each func(Fo
 			f.Last = position // for a damaged record too
 		}
 		var one Found
-		if one, bad = f.look(s, key, value, matches); one.Record != nil {
+		if one, bad = f.look(s, q, key, value, matches); one.Record != nil {
 			found++
 			each(one)
 			f.More = s.hides() && found == q.Limit // whether others follow would tell of hidden ones
@@ -280,7 +284,7 @@ func (f *Page) Read(s Source, q Query, after string, now time.Time, each func(Fo
 }
 
 // look returns a credential if it matches and the caller may see it.
-func (f *Page) look(s Source, key, value []byte, matches func(*record.Record) bool) (Found, error) {
+func (f *Page) look(s Source, q Query, key, value []byte, matches func(*record.Record) bool) (Found, error) {
 	r, err := record.ViewAt(key, value)
 	if err != nil {
 		f.Damaged++ // one damaged record does not hide the others
@@ -300,5 +304,13 @@ func (f *Page) look(s Source, key, value []byte, matches func(*record.Record) bo
 	if err != nil || by.Hidden || !matches(r) {
 		return Found{}, err
 	}
-	return Found{r, by.Owned}, nil
+	said, err := s.Details(r.ID)
+	if state.IsRefused(err) || errors.Is(err, fault.Internal) {
+		f.Damaged++
+		return Found{}, nil
+	}
+	if err != nil || q.Tag != "" && !said.Has(authz.NormalizeName(q.Tag)) {
+		return Found{}, err
+	}
+	return Found{r, by.Owned, said}, nil
 }

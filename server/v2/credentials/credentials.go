@@ -17,6 +17,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/settings"
 	"github.com/latticekeep/latticekeep/internal/vault"
 	"github.com/latticekeep/latticekeep/internal/vault/bounds"
+	"github.com/latticekeep/latticekeep/internal/vault/details"
 	"github.com/latticekeep/latticekeep/internal/vault/kept"
 	"github.com/latticekeep/latticekeep/internal/vault/listing"
 	"github.com/latticekeep/latticekeep/server/gate"
@@ -33,11 +34,18 @@ func metadata(c vault.Credential) api.Credential {
 	if c.Expired {
 		status = api.CredentialStatusExpired
 	}
-	return api.Credential{
+	m := api.Credential{
 		CredentialId: c.ID, Name: c.Name, CredentialType: c.Type, Version: int64(c.Version),
 		Status: status, Trashed: gate.NonZero(c.Trashed), Owned: c.Owned,
 		CreatedAt: c.CreatedAt.UTC(), SealedAt: c.SealedAt.UTC(), ExpiresAt: c.ExpiresAt.UTC(), NeverExpires: gate.NonZero(c.NeverExpires()),
 	}
+	if d := c.Details; d != nil {
+		m.Description, m.Contact = gate.NonZero(d.Description), gate.NonZero(d.Contact)
+		if len(d.Tags) > 0 {
+			m.Tags = &d.Tags
+		}
+	}
+	return m
 }
 
 func credentialAnswer(c vault.Credential) api.CredentialAnswer {
@@ -45,6 +53,7 @@ func credentialAnswer(c vault.Credential) api.CredentialAnswer {
 	return api.CredentialAnswer{
 		Success: true, CredentialId: m.CredentialId, Name: m.Name, CredentialType: m.CredentialType, Version: m.Version,
 		Status: api.CredentialAnswerStatus(m.Status), Trashed: m.Trashed, Owned: m.Owned, CreatedAt: m.CreatedAt, SealedAt: m.SealedAt, ExpiresAt: m.ExpiresAt, NeverExpires: m.NeverExpires,
+		Description: m.Description, Contact: m.Contact, Tags: m.Tags,
 	}
 }
 
@@ -126,6 +135,7 @@ func (a *API) ListCredentials(c *gin.Context, params api.ListCredentialsParams) 
 func filter(params api.ListCredentialsParams) vault.Filter {
 	f := vault.Filter{
 		Text: gate.Value(params.Q), Prefix: gate.Value(params.Prefix), Type: gate.Value(params.CredentialType), Status: listing.Status(gate.Value(params.Status)),
+		Tag: gate.Value(params.Tag),
 	}
 	if params.ExpiresBefore != nil {
 		// For the vault, the zero time means that no limit is given. A microsecond later gives the
@@ -343,6 +353,17 @@ func (a *API) RenameCredential(c *gin.Context, id string, params api.RenameCrede
 	var body api.RenameRequest
 	change(c, &body, params.IfMatch, true, func(ctx context.Context, p authz.Principal, ifMatch vault.Condition) (any, error) {
 		return stored(a.vault.Rename(ctx, p, id, body.Name, ifMatch))
+	})
+}
+
+// DescribeCredential changes what is said of a credential.
+func (a *API) DescribeCredential(c *gin.Context, id string) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body api.DetailsRequest
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		return stored(a.vault.Describe(ctx, call.Principal(), id, details.Change{Description: body.Description, Contact: body.Contact, Tags: body.Tags}))
 	})
 }
 

@@ -1,0 +1,136 @@
+package listing
+
+import (
+	"cmp"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/state"
+	"github.com/latticekeep/latticekeep/internal/vault/record"
+)
+
+// Bounds of a [Summary].
+const (
+	MaxNextToExpire = 10
+	MaxSummaryTypes = 20
+)
+
+// Summary describes a tenant's credentials in a few numbers.
+type Summary struct {
+	Total, Active, Expired int
+	NeverExpire            int          // number of active ones that never expire
+	ExpiringSoon           int          // number of active ones that expire soon
+	Types                  []TypeCount  // most frequent first, at most MaxSummaryTypes
+	OtherTypes             int          // credentials of all other types
+	NextToExpire           []Credential // active ones, soonest first, at most MaxNextToExpire
+	Complete               bool         // false when only a random part was counted
+}
+
+// TypeCount is the number of credentials of a type.
+type TypeCount struct {
+	Type  string
+	Count int
+}
+
+// Summarize counts what a source has, and separately what expires before soon. It reads as much as the
+// budget allows. damaged is the number of records that are left out.
+func Summarize(s Source, now, soon time.Time, budget Budget) (sum Summary, damaged int, err error) {
+	c := counter{now: now, soon: soon, types: make(map[string]int)}
+	if err := c.count(s, budget); err != nil {
+		return Summary{}, 0, err
+	}
+	return c.summary(), c.damaged, nil
+}
+
+// counter computes a summary.
+type counter struct {
+	Summary
+	now, soon time.Time
+	types     map[string]int
+	damaged   int
+}
+
+func (c *counter) count(s Source, budget Budget) error {
+	c.Complete = true
+	var bad error
+	err := s.Visit("", "", func(_ string, key, value []byte) bool {
+		if key == nil || budget.Spent() {
+			c.Complete = false
+			return false
+		}
+		budget.Spend(value)
+		r, err := record.ViewAt(key, value)
+		if err != nil {
+			c.damaged++
+			return true
+		}
+		if s.hides() {
+			budget.Records -= OwnerCost
+			by, err := s.Owner(r.ID)
+			if state.IsRefused(err) {
+				c.damaged++
+				return true
+			}
+			if bad = err; err != nil || by.Hidden {
+				return err == nil
+			}
+		}
+		c.add(r)
+		return true
+	})
+	for i := range c.NextToExpire {
+		by, err := s.Owner(c.NextToExpire[i].ID)
+		if state.IsRefused(err) {
+			c.damaged++
+			continue
+		}
+		bad = errors.Join(bad, err)
+		c.NextToExpire[i].Owned = by.Owned
+	}
+	return errors.Join(err, bad)
+}
+
+func (c *counter) add(r *record.Record) {
+	c.Total++
+	c.types[r.Type]++
+	if !c.now.Before(r.Until()) {
+		c.Expired++
+		return
+	}
+	c.Active++
+	if r.NeverExpires() {
+		c.NeverExpire++
+		return
+	}
+	if r.ExpiresAt.Before(c.soon) {
+		c.ExpiringSoon++
+	}
+	n := len(c.NextToExpire)
+	if n == MaxNextToExpire {
+		if !r.ExpiresAt.Before(c.NextToExpire[n-1].ExpiresAt) {
+			return
+		}
+		c.NextToExpire = c.NextToExpire[:n-1]
+	}
+	at, _ := slices.BinarySearchFunc(c.NextToExpire, r, func(listed Credential, r *record.Record) int {
+		return cmp.Or(listed.ExpiresAt.Compare(r.ExpiresAt), -1) // after those that expire at the same time
+	})
+	c.NextToExpire = slices.Insert(c.NextToExpire, at, CredentialOf(r, c.now, false))
+}
+
+func (c *counter) summary() Summary {
+	for kind, n := range c.types {
+		c.Types = append(c.Types, TypeCount{kind, n})
+	}
+	slices.SortFunc(c.Types, func(a, b TypeCount) int {
+		return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.Type, b.Type))
+	})
+	if len(c.Types) > MaxSummaryTypes {
+		for _, t := range c.Types[MaxSummaryTypes:] {
+			c.OtherTypes += t.Count
+		}
+		c.Types = c.Types[:MaxSummaryTypes]
+	}
+	return c.Summary
+}
