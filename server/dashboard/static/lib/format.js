@@ -42,7 +42,7 @@ export const words = code => {
 // The verbs that event types end with, and their infinitives.
 const verbs = {
   accepted: 'accept', acknowledged: 'acknowledge', activated: 'activate', adopted: 'adopt', approved: 'approve', archived: 'archive', assessed: 'assess', changed: 'change',
-  checked: 'check', committed: 'commit', created: 'create', decrypted: 'decrypt', deleted: 'delete', destroyed: 'destroy',
+  checked: 'check', committed: 'commit', created: 'create', decrypted: 'decrypt', deleted: 'delete', destroyed: 'destroy', described: 'describe',
   encrypted: 'encrypt', ended: 'end', erased: 'erase', exported: 'export', invited: 'invite', joined: 'join', limited: 'limit', listed: 'list', mapped: 'map',
   read: 'read', reencrypted: 're-encrypt', refreshed: 'refresh', registered: 'register', released: 'release', removed: 'remove', reported: 'report',
   requested: 'request', resealed: 'reseal', reset: 'reset', restored: 'restore', retired: 'retire', reviewed: 'review', revoked: 'revoke',
