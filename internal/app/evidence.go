@@ -173,7 +173,7 @@ func (p *evidence) expireReports(ctx context.Context) error {
 }
 
 // everyReplicaReads returns a function that reports whether the store may be raised to a format.
-func (s *service) everyReplicaReads(least int) func(context.Context) (bool, error) {
+func (s *service) everyReplicaReads(least int) format.Readers {
 	return func(ctx context.Context) (bool, error) {
 		if !s.rows.State.Complete() {
 			return false, nil // an earlier release may still be writing

@@ -268,7 +268,7 @@ stdout '"tags": \[\n +"new",\n +"pci"\n'
 latticekeep describe moved/key
 stdout '(?s)description +Opens the shop.\ntags +new pci\n$'
 ! latticekeep describe moved/key --tag 'a b'
-stderr 'describing moved/key: .*tags: a tag must have 1 to 64 characters'
+stderr 'describing moved/key: .*tags: a tag must have 1 to 64 visible characters'
 ! latticekeep describe moved/key --clear name
 stderr '--clear must be description, contact or tags'
 ! latticekeep describe nothing --tag a

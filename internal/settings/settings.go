@@ -53,8 +53,7 @@ type Keeper struct {
 	guard *guard.Guard
 	rows  mac.Rows
 
-	// Ready reports whether all processes that use the database read [format.Settings]. Nil: they do.
-	Ready func(context.Context) (bool, error)
+	Ready format.Readers // asks about [format.Settings]
 }
 
 // NewKeeper returns the settings among the rows of a store.
@@ -140,17 +139,15 @@ func (k *Keeper) Change(ctx context.Context, p authz.Principal, c Change) (Setti
 	if p.Access.IsLimited() {
 		return Settings{}, k.guard.Refuse(ctx, e, audit.Denied, string(authz.OutsidePolicy), errLimited)
 	}
-	if k.Ready != nil {
-		ready, err := k.Ready(ctx)
-		switch {
-		case err != nil:
-			return Settings{}, fmt.Errorf("asking which releases run: %w", err)
-		case !ready:
-			return Settings{}, k.guard.Refuse(ctx, e, audit.Denied, reasonReplicas, errReplicas)
-		}
+	ready, err := k.Ready.All(ctx)
+	switch {
+	case err != nil:
+		return Settings{}, err
+	case !ready:
+		return Settings{}, k.guard.Refuse(ctx, e, audit.Denied, reasonReplicas, errReplicas)
 	}
 	var after Settings
-	err := k.store.Update(ctx, func(tx store.Tx) (err error) {
+	err = k.store.Update(ctx, func(tx store.Tx) (err error) {
 		if after, err = k.Of(tx, p.Tenant); err != nil {
 			return err
 		}

@@ -21,6 +21,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/bounds"
 	"github.com/latticekeep/latticekeep/internal/vault/history"
+	"github.com/latticekeep/latticekeep/internal/vault/listing"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
@@ -340,7 +341,7 @@ func (v *Vault) findOwned(ctx context.Context, tenant authz.TenantID, uid string
 			o.Missing = true
 			return nil
 		}
-		o = row.owned(credentialOf(r, now, true))
+		o = row.owned(listing.CredentialOf(r, now, true))
 		if o.Audit, err = chain.Current(rd, tenant, row.Credential); err != nil {
 			return err
 		}
@@ -450,7 +451,7 @@ func (v *Vault) commitOwned(ctx context.Context, c ownedChange) (*Owned, error) 
 		return nil, fmt.Errorf("storing an object's credential: %w", err)
 	}
 	now := v.now()
-	o := row.owned(credentialOf(r, now, true))
+	o := row.owned(listing.CredentialOf(r, now, true))
 	if o.Audit = *receipt; row.Previous.Readable(now) {
 		o.Previous = &PreviousVersion{Version: row.Previous.Version, Until: row.Previous.Until}
 	}

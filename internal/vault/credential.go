@@ -20,11 +20,6 @@ type Credential = listing.Credential
 
 const idPrefix = record.IDPrefix
 
-// credentialOf returns the record's metadata. owned says that a SealedCredential owns it.
-func credentialOf(r *record.Record, now time.Time, owned bool) Credential {
-	return listing.CredentialOf(r, now, owned)
-}
-
 // newRecord returns a record without its sealed part; see [record.Record.Seal].
 func newRecord(tenant authz.TenantID, id string, version uint64, created, now time.Time, req SealRequest) *record.Record {
 	r := &record.Record{

@@ -16,6 +16,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/bounds"
 	"github.com/latticekeep/latticekeep/internal/vault/details"
+	"github.com/latticekeep/latticekeep/internal/vault/listing"
 	"github.com/latticekeep/latticekeep/internal/vault/mac"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
@@ -85,7 +86,7 @@ func (v attempt) describe(ctx context.Context, p authz.Principal, id string, c d
 	if e.Outcome != audit.Success {
 		return Credential{}, recordAccess(ctx, v.guard, e)
 	}
-	described := credentialOf(found.record, now, false)
+	described := listing.CredentialOf(found.record, now, false)
 	err = v.store.Update(ctx, func(tx store.Tx) error {
 		current, err := record.Find(tx, p.Tenant, found.id)
 		by, err2 := v.records.owners.of(tx, p.Tenant, found.id)
@@ -186,7 +187,7 @@ func (v attempt) put(ctx context.Context, p authz.Principal, req PutRequest) (c 
 	if err != nil {
 		return Credential{}, false, fmt.Errorf("storing a credential by its name: %w", refuseChanged(ctx, v.guard, stored, err))
 	}
-	return credentialOf(r, now, false), created, nil
+	return listing.CredentialOf(r, now, false), created, nil
 }
 
 // Attributes of the entries of changes.

@@ -41,6 +41,7 @@ func (v *Vault) List(ctx context.Context, p authz.Principal, q ListQuery) (list 
 	if err := q.Validate(); err != nil {
 		return nil, rest, err
 	}
+	q.Tag = authz.NormalizeName(q.Tag)
 	pages, now := listing.Pages{Cursors: listing.Cursors{Rows: v.records.Rows}, One: v.pageBudget, All: v.summaryBudget}, v.now()
 	damaged := 0
 	err = v.store.View(ctx, func(rd store.Reader) error {
@@ -53,7 +54,7 @@ func (v *Vault) List(ctx context.Context, p authz.Principal, q ListQuery) (list 
 			return errNotIndexed
 		}
 		rest, damaged, err = pages.Read(s, q, now, func(found listing.Found) {
-			c := credentialOf(found.Record, now, found.Owned)
+			c := listing.CredentialOf(found.Record, now, found.Owned)
 			c.Details = found.Details
 			list = append(list, c)
 		})
@@ -122,7 +123,7 @@ func (v *Vault) Metadata(ctx context.Context, p authz.Principal, id string) (Cre
 	if err := recordAccess(ctx, v.guard, e); err != nil {
 		return Credential{}, err
 	}
-	c := credentialOf(l.record, v.now(), l.owned)
+	c := listing.CredentialOf(l.record, v.now(), l.owned)
 	c.Details = said
 	return c, nil
 }

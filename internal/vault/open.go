@@ -18,6 +18,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/bounds"
 	"github.com/latticekeep/latticekeep/internal/vault/history"
+	"github.com/latticekeep/latticekeep/internal/vault/listing"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
@@ -67,7 +68,7 @@ func (v *Vault) unseal(ctx context.Context, p authz.Principal, which finder) (Un
 		zero(found.values)
 		return Unsealed{}, err
 	}
-	c := credentialOf(found.record, now, found.owned)
+	c := listing.CredentialOf(found.record, now, found.owned)
 	c.ExpiresAt = found.until
 	return Unsealed{c, found.values}, nil
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/vault/bounds"
 	"github.com/latticekeep/latticekeep/internal/vault/details"
 	"github.com/latticekeep/latticekeep/internal/vault/idempotency"
+	"github.com/latticekeep/latticekeep/internal/vault/listing"
 	"github.com/latticekeep/latticekeep/internal/vault/mac"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
@@ -73,7 +74,7 @@ func (v attempt) seal(ctx context.Context, p authz.Principal, req SealRequest, f
 	if err != nil {
 		return Credential{}, fmt.Errorf("storing a credential: %w", err)
 	}
-	return credentialOf(r, now, false), nil
+	return listing.CredentialOf(r, now, false), nil
 }
 
 // replay returns the first answer to a request, or nil if there was none, and records that it was
@@ -223,15 +224,13 @@ func (v *Vault) Describe(ctx context.Context, p authz.Principal, id string, c de
 	if err := v.guard.Authorize(ctx, p, authz.DescribeCredential); err != nil {
 		return Credential{}, err
 	}
-	if v.DetailsReady != nil {
-		ready, err := v.DetailsReady(ctx)
-		switch {
-		case err != nil:
-			return Credential{}, fmt.Errorf("asking which releases run: %w", err)
-		case !ready:
-			err := v.guard.RecordAttempt(ctx, p, authz.DescribeCredential, audit.Denied, reasonReplicas)
-			return Credential{}, cmp.Or(err, errDetailsReplicas)
-		}
+	ready, err := v.DetailsReady.All(ctx)
+	switch {
+	case err != nil:
+		return Credential{}, err
+	case !ready:
+		err := v.guard.RecordAttempt(ctx, p, authz.DescribeCredential, audit.Denied, reasonReplicas)
+		return Credential{}, cmp.Or(err, errDetailsReplicas)
 	}
 	return retryConflicts(func() (Credential, error) { return attempt{v}.describe(ctx, p, id, c) })
 }
@@ -363,7 +362,7 @@ func (v attempt) change(ctx context.Context, p authz.Principal, id string, to ed
 	if err != nil {
 		return Credential{}, fmt.Errorf("changing a credential: %w", refuseChanged(ctx, v.guard, changed, err))
 	}
-	return credentialOf(r, now, false), nil
+	return listing.CredentialOf(r, now, false), nil
 }
 
 // Delete removes a credential, expired or not, with its ciphertext. Errors: fault.Forbidden for a

@@ -38,6 +38,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/settings"
 	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/store/format"
 	"github.com/latticekeep/latticekeep/internal/vault/details"
 	"github.com/latticekeep/latticekeep/internal/vault/history"
 	"github.com/latticekeep/latticekeep/internal/vault/idempotency"
@@ -71,8 +72,7 @@ type Vault struct {
 	// Lifetimes looks after what expires.
 	Lifetimes *lifetime.Keeper
 
-	// DetailsReady reports whether all processes that use the database read [format.Details]. Nil: they do.
-	DetailsReady func(context.Context) (bool, error)
+	DetailsReady format.Readers // asks about [format.Details]
 
 	pageBudget, summaryBudget listing.Budget
 }

@@ -148,7 +148,7 @@ func (h *history) resolved() []porcupine.Operation {
 			}
 			c.created = created[c.id]
 			o.Input = c
-			if i, again := seals[c.value]; again {
+			if i, again := seals[c.value]; again && all[i].Output.(answer).unknown {
 				o.Call = all[i].Call
 				all[i] = o
 				continue

@@ -2449,7 +2449,7 @@ type DetailsRequest struct {
 	// Description What it is for. Line breaks and tabs are the only control characters.
 	Description *string `json:"description,omitempty"`
 
-	// Tags All its tags. A tag has no white space and no comma.
+	// Tags All its tags. A tag has visible characters only, no white space and no comma.
 	Tags *[]string `json:"tags,omitempty"`
 }
 

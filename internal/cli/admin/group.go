@@ -87,7 +87,7 @@ type groupMembers struct {
 
 type member struct {
 	ID    string `json:"id"`
-	Email string `json:"email,omitempty"` // of a user
+	Email string `json:"email,omitempty"` // only a user has one
 }
 
 func membersOf(ctx context.Context, c *client.V2, args []string) (*groupMembers, error) {

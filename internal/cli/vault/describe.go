@@ -33,14 +33,6 @@ and for a change vault:write.`,
 			if err := f.Check(); err != nil {
 				return err
 			}
-			c, err := r.Client()
-			if err != nil {
-				return err
-			}
-			found, err := mustFindAny(cmd.Context(), c, args[0])
-			if err != nil {
-				return err
-			}
 			var to v2.DetailsRequest
 			if cmd.Flags().Changed("description") {
 				to.Description = &description
@@ -59,6 +51,14 @@ and for a change vault:write.`,
 				default:
 					return command.UsageError("--clear must be description, contact or tags")
 				}
+			}
+			c, err := r.Client()
+			if err != nil {
+				return err
+			}
+			found, err := mustFindAny(cmd.Context(), c, args[0])
+			if err != nil {
+				return err
 			}
 			said, err := describe(cmd.Context(), c, found, to, add, remove)
 			if err != nil {

@@ -16,6 +16,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/identity/records"
 	"github.com/latticekeep/latticekeep/internal/identity/tenant"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/store/format"
 )
 
 // Subject is what package identity knows of a subject.
@@ -44,8 +45,7 @@ type Service struct {
 	people   People
 	now      func() time.Time
 
-	// Ready reports whether all processes that use the database read [format.Policies]. Nil: they do.
-	Ready func(context.Context) (bool, error)
+	Ready format.Readers // asks about [format.Policies]
 }
 
 // NewService returns the service of the policies in s.
@@ -302,9 +302,9 @@ func (s *Service) Bind(ctx context.Context, p authz.Principal, subject string, p
 	if len(ids) > maxBound || len(slices.Compact(slices.Clone(ids))) != len(ids) {
 		return Binding{}, errTooMany
 	}
-	ready, err := s.ready(ctx)
+	ready, err := s.Ready.All(ctx)
 	if err != nil {
-		return Binding{}, fmt.Errorf("looking for replicas that know no policies: %w", err)
+		return Binding{}, err
 	}
 	row := bindingRow{Policies: ids, BoundBy: p.ID, BoundAt: s.now().UTC()}
 	if len(ids) == 0 {
@@ -355,14 +355,6 @@ func (s *Service) Bind(ctx context.Context, p authz.Principal, subject string, p
 		return Binding{}, fmt.Errorf("binding policies: %w", err)
 	}
 	return Binding{subject, row.Policies, row.BoundBy, row.BoundAt}, nil
-}
-
-// ready reports whether a binding would shut out no replica of an earlier release.
-func (s *Service) ready(ctx context.Context) (bool, error) {
-	if s.Ready == nil {
-		return true, nil
-	}
-	return s.Ready(ctx)
 }
 
 // Unbind takes a subject's policies away, so it may do on all paths what its scopes permit. Only

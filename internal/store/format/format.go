@@ -64,6 +64,22 @@ const (
 	Details = 5
 )
 
+// Readers reports whether all processes that use the database read a format: whether no replica of an
+// earlier release still runs. Nil: they do.
+type Readers func(context.Context) (bool, error)
+
+// All calls r. Error: fault.Unavailable.
+func (r Readers) All(ctx context.Context) (bool, error) {
+	if r == nil {
+		return true, nil
+	}
+	all, err := r(ctx)
+	if err != nil {
+		return false, fmt.Errorf("asking which releases run: %w", err)
+	}
+	return all, nil
+}
+
 // Row is the key of the row.
 var Row = []byte("format")
 

@@ -48,7 +48,7 @@ func (c Change) Validate() error {
 	if d := c.Description; d != nil && !isText(*d, MaxDescription, "\n\t") {
 		return fault.New(fault.Invalid, fmt.Sprintf("description must be at most %d characters of UTF-8 without control characters but line breaks and tabs", MaxDescription))
 	}
-	if d := c.Contact; d != nil && !isText(*d, MaxContact, "") {
+	if d := c.Contact; d != nil && (!isText(*d, MaxContact, "") || strings.ContainsFunc(*d, endsLine)) {
 		return fault.New(fault.Invalid, fmt.Sprintf("contact must be at most %d characters of UTF-8 in one line", MaxContact))
 	}
 	if c.Tags == nil {
@@ -67,12 +67,15 @@ func (c Change) Validate() error {
 
 // CheckTag returns fault.Invalid for what is no tag.
 func CheckTag(tag string) error {
-	bad := func(r rune) bool { return r == ',' || unicode.IsSpace(r) }
+	bad := func(r rune) bool { return r == ',' || unicode.IsSpace(r) || !unicode.IsGraphic(r) }
 	if tag == "" || !isText(tag, MaxTag, "") || strings.ContainsFunc(tag, bad) {
-		return fault.New(fault.Invalid, fmt.Sprintf("a tag must have 1 to %d characters of UTF-8 without white space and commas", MaxTag))
+		return fault.New(fault.Invalid, fmt.Sprintf("a tag must have 1 to %d visible characters of UTF-8 without white space and commas", MaxTag))
 	}
 	return nil
 }
+
+// endsLine reports whether a character parts lines or paragraphs and is no control character.
+func endsLine(r rune) bool { return unicode.In(r, unicode.Zl, unicode.Zp) }
 
 // isText reports whether text has at most so many characters, and no control characters but some.
 func isText(text string, most int, but string) bool {

@@ -25,8 +25,7 @@ type Keeper struct {
 	guard *guard.Guard
 	rows  Rows
 
-	// Ready reports whether all processes that use the database read [format.Kept]. Nil: they do.
-	Ready func(context.Context) (bool, error)
+	Ready format.Readers // asks about [format.Kept]
 }
 
 // NewKeeper returns the rules among the rows of a store.
@@ -155,11 +154,11 @@ func (k *Keeper) change(ctx context.Context, p authz.Principal, to change) ([]Ru
 	if p.Access.IsLimited() {
 		return nil, k.refuse(ctx, e, string(authz.OutsidePolicy), errLimited)
 	}
-	if k.Ready != nil && to.versions != nil {
-		ready, err := k.Ready(ctx)
+	if to.versions != nil {
+		ready, err := k.Ready.All(ctx)
 		switch {
 		case err != nil:
-			return nil, fmt.Errorf("asking which releases run: %w", err)
+			return nil, err
 		case !ready:
 			return nil, k.refuse(ctx, e, reasonReplicas, errReplicas)
 		}

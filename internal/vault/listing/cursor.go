@@ -92,7 +92,7 @@ func (c Cursors) tag(tenant authz.TenantID, f Filter, o Order, plain []byte) []b
 		fields = append(fields, []byte(o))
 	}
 	if f.Tag != "" { // the number of the fields says which of them there are
-		fields = append(fields, nil, []byte(authz.NormalizeName(f.Tag)))
+		fields = append(fields, nil, []byte(f.Tag))
 	}
 	return c.KeyedHash(kindOf(o).label, fields...)[:cursorTagSize]
 }

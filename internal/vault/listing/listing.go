@@ -38,7 +38,7 @@ type Filter struct {
 	Status        Status
 	ExpiresBefore time.Time
 	Prefix        string // what the name begins with, in the form in which policies compare names
-	Tag           string // one of its tags
+	Tag           string // one of its tags, in the form of [authz.NormalizeName]
 }
 
 // Order is the order of a list.

@@ -309,7 +309,7 @@ func (f *Page) look(s Source, q Query, key, value []byte, matches func(*record.R
 		f.Damaged++
 		return Found{}, nil
 	}
-	if err != nil || q.Tag != "" && !said.Has(authz.NormalizeName(q.Tag)) {
+	if err != nil || q.Tag != "" && !said.Has(q.Tag) {
 		return Found{}, err
 	}
 	return Found{r, by.Owned, said}, nil
