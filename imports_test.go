@@ -91,7 +91,7 @@ var ours = map[string]string{
 	"api/v1alpha1":   "api/v1beta1",
 	"config/crd":     "",
 
-	"internal/vault":                "internal/settings internal/vault/bounds internal/vault/details internal/vault/history internal/vault/idempotency internal/vault/kept internal/vault/lifetime internal/vault/listing internal/vault/nameindex internal/vault/pathindex internal/vault/mac internal/vault/record internal/keyring internal/audit internal/audit/chain internal/audit/guard internal/audit/verify internal/authz internal/state internal/store internal/store/format internal/frame internal/fault internal/secret",
+	"internal/vault":                "internal/settings internal/vault/bounds internal/vault/details internal/vault/history internal/vault/idempotency internal/vault/kept internal/vault/lastread internal/vault/lifetime internal/vault/listing internal/vault/nameindex internal/vault/pathindex internal/vault/mac internal/vault/record internal/keyring internal/audit internal/audit/chain internal/audit/guard internal/audit/verify internal/authz internal/state internal/store internal/store/format internal/frame internal/fault internal/secret",
 	"internal/settings":             "internal/vault/mac internal/vault/record internal/audit internal/audit/guard internal/authz internal/store internal/store/format internal/fault",
 	"internal/vault/bounds":         "internal/fault internal/secret",
 	"internal/vault/details":        "internal/vault/mac internal/authz internal/store internal/store/format internal/fault",
@@ -100,6 +100,7 @@ var ours = map[string]string{
 	"internal/vault/lifetime":       "internal/vault/mac internal/vault/record internal/audit internal/audit/guard internal/authz internal/state internal/store internal/fault",
 	"internal/vault/nameindex":      "internal/vault/mac internal/vault/record internal/authz internal/store",
 	"internal/vault/pathindex":      "internal/vault/record internal/authz internal/store internal/store/format",
+	"internal/vault/lastread":       "internal/authz internal/store",
 	"internal/vault/listing":        "internal/vault/details internal/vault/mac internal/vault/pathindex internal/vault/record internal/authz internal/state internal/store internal/fault",
 	"internal/vault/idempotency":    "internal/vault/mac internal/vault/record internal/authz internal/store internal/frame internal/fault internal/secret",
 	"internal/vault/mac":            "internal/vault/record internal/keyring internal/store internal/frame",

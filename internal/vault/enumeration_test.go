@@ -192,6 +192,9 @@ func TestAllVersionsThatAreNotThereAreOneCase(t *testing.T) {
 			return err
 		})
 	}
+	if _, err := read(ids["again"], 2); err != nil { // the first read of an hour also notes it
+		t.Fatal(err)
+	}
 	want, err := read(ids["again"], 2)
 	if err != nil {
 		t.Fatal("the previous version cannot be read:", err)

@@ -13,6 +13,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/details"
 	"github.com/latticekeep/latticekeep/internal/vault/history"
+	"github.com/latticekeep/latticekeep/internal/vault/lastread"
 	"github.com/latticekeep/latticekeep/internal/vault/listing"
 	"github.com/latticekeep/latticekeep/internal/vault/pathindex"
 )
@@ -55,7 +56,7 @@ func (v *Vault) List(ctx context.Context, p authz.Principal, q ListQuery) (list 
 		}
 		rest, damaged, err = pages.Read(s, q, now, func(found listing.Found) {
 			c := listing.CredentialOf(found.Record, now, found.Owned)
-			c.Details = found.Details
+			c.Details, c.LastRead = found.Details, found.LastRead
 			list = append(list, c)
 		})
 		return err
@@ -83,7 +84,8 @@ func (s recordStore) source(rd store.Reader, p authz.Principal, byName bool) (fr
 		by, err := s.owners.of(rd, p.Tenant, id)
 		return listing.Owner{Owned: by.owned, Hidden: by.hides(p)}, err
 	}
-	return listing.Source{Reader: rd, Principal: p, Owner: owner, Details: s.details.OfAll(rd, p.Tenant), ByName: byName}, err
+	read := func(id string) (time.Time, error) { return lastread.At(rd, p.Tenant, id) }
+	return listing.Source{Reader: rd, Principal: p, Owner: owner, Details: s.details.OfAll(rd, p.Tenant), LastRead: read, ByName: byName}, err
 }
 
 // listEvent returns the entry of a read of many credentials.
@@ -110,11 +112,14 @@ func (v *Vault) Metadata(ctx context.Context, p authz.Principal, id string) (Cre
 		return Credential{}, err
 	}
 	var said *details.Details
+	var read time.Time
 	l, err := v.look(ctx, p, authz.ListCredentials, id, func(rd store.Reader, l *lookup, id string) (err error) {
+		var err2 error
+		read, err2 = lastread.At(rd, p.Tenant, id)
 		if said, err = v.records.details.Of(rd, p.Tenant, id); isDamaged(err) {
 			l.failed, err = true, nil
 		}
-		return err
+		return errors.Join(err, err2)
 	})
 	if err != nil {
 		return Credential{}, err
@@ -124,7 +129,7 @@ func (v *Vault) Metadata(ctx context.Context, p authz.Principal, id string) (Cre
 		return Credential{}, err
 	}
 	c := listing.CredentialOf(l.record, v.now(), l.owned)
-	c.Details = said
+	c.Details, c.LastRead = said, read
 	return c, nil
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/bounds"
 	"github.com/latticekeep/latticekeep/internal/vault/history"
+	"github.com/latticekeep/latticekeep/internal/vault/lastread"
 	"github.com/latticekeep/latticekeep/internal/vault/listing"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
@@ -64,7 +65,14 @@ func (v *Vault) unseal(ctx context.Context, p authz.Principal, which finder) (Un
 	}
 	now := v.now()
 	e := found.event(audit.CredentialUnsealed, p, now)
-	if err := recordAccess(ctx, v.guard, e); err != nil {
+	if e.Outcome == audit.Success && !lastread.IsNoted(found.read, now) {
+		err = v.store.Update(ctx, func(tx store.Tx) error {
+			return errors.Join(v.records.noteRead(tx, p.Tenant, found.id, now), appendEvent(v.guard, tx, e))
+		})
+	} else {
+		err = recordAccess(ctx, v.guard, e)
+	}
+	if err != nil {
 		zero(found.values)
 		return Unsealed{}, err
 	}
@@ -78,6 +86,7 @@ type lookup struct {
 	id      string // id that was asked for or found; empty when it is not well-formed or nothing was found
 	record  *record.Record
 	until   time.Time // when the record stops being readable
+	read    time.Time // hour in which it was read last, for who opens it
 	digest  string    // digest that the record must have, if not empty
 	owned   bool
 	values  map[string]secret.Bytes
@@ -153,7 +162,12 @@ func (v *Vault) open(ctx context.Context, keys *keyring.Keys, p authz.Principal,
 		return nil, err
 	}
 	l := &lookup{}
-	err = v.store.View(ctx, func(rd store.Reader) error { return v.find(l, rd, p, which, decoy.ID) })
+	err = v.store.View(ctx, func(rd store.Reader) (err error) {
+		if err = v.find(l, rd, p, which, decoy.ID); err == nil {
+			l.read, err = lastread.At(rd, p.Tenant, cmp.Or(l.id, decoy.ID))
+		}
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("reading a credential: %w", err)
 	}

@@ -9,11 +9,13 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit/chain"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/details"
 	"github.com/latticekeep/latticekeep/internal/vault/history"
 	"github.com/latticekeep/latticekeep/internal/vault/idempotency"
 	"github.com/latticekeep/latticekeep/internal/vault/kept"
+	"github.com/latticekeep/latticekeep/internal/vault/lastread"
 	"github.com/latticekeep/latticekeep/internal/vault/mac"
 	"github.com/latticekeep/latticekeep/internal/vault/nameindex"
 	"github.com/latticekeep/latticekeep/internal/vault/pathindex"
@@ -82,8 +84,21 @@ func (s recordStore) Remove(tx store.Tx, tenant authz.TenantID, id string) error
 		mac.DeleteAll(tx, history.PreviousPrefix(tenant, id)), // the object's row may still name one, without effect
 		tx.Delete(idempotency.RequestKey(tenant, id)),
 		tx.Delete(details.Key(tenant, id)),
+		tx.Delete(lastread.Key(tenant, id)),
 		tx.Delete(releasedKey(tenant, id)),
 	)
+}
+
+// noteRead notes that a credential is read, unless it is deleted meanwhile.
+func (s recordStore) noteRead(tx store.Tx, tenant authz.TenantID, id string, now time.Time) error {
+	key, _, err := record.Newest(tx, tenant, id)
+	if state.IsRefused(err) { // somebody changed the row since it was read, and this read is none of that
+		err = nil
+	}
+	if err != nil || key == nil {
+		return err
+	}
+	return lastread.Note(tx, tenant, id, now)
 }
 
 // IsObjects implements [lifetime.Rows].

@@ -58,19 +58,26 @@ func (c *clients) end(ask func(call) answer) {
 	c.done.Wait()
 	reader := len(c.asks)
 	everything := call{action: list}
-	called := c.history.now()
-	a := ask(everything)
-	for tries := 0; a.unknown && tries < 20; tries++ {
-		time.Sleep(50 * time.Millisecond)
-		called, a = c.history.now(), ask(everything)
+	var called, returned int64
+	settled := func(asked call) (a answer) {
+		for tries := 0; tries == 0 || a.unknown && tries < 20; tries++ {
+			if tries > 0 {
+				time.Sleep(50 * time.Millisecond)
+			}
+			called, a, returned = c.history.now(), ask(asked), c.history.now()
+		}
+		return a
 	}
-	returned := c.history.now()
+	a := settled(everything)
+	listed, until := called, returned
 	for name := range c.used {
 		everything.name = name
 		seen := answer{unknown: a.unknown, seen: ofName(name, a.all)}
-		c.history.add(reader, everything, seen, called, returned)
+		c.history.add(reader, everything, seen, listed, until)
 		for _, s := range seen.seen {
-			c.history.record(reader, call{action: unseal, name: name, id: s.id}, ask)
+			one := call{action: unseal, name: name, id: s.id}
+			read := settled(one)
+			c.history.add(reader, one, read, called, returned)
 		}
 	}
 }

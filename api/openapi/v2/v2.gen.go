@@ -1622,10 +1622,11 @@ func (e PutCredentialByNameParamsIfNoneMatch) Valid() bool {
 
 // Defines values for ListCredentialsParamsSort.
 const (
-	ListCredentialsParamsSortCreated ListCredentialsParamsSort = "created"
-	ListCredentialsParamsSortExpires ListCredentialsParamsSort = "expires"
-	ListCredentialsParamsSortName    ListCredentialsParamsSort = "name"
-	ListCredentialsParamsSortUpdated ListCredentialsParamsSort = "updated"
+	ListCredentialsParamsSortCreated  ListCredentialsParamsSort = "created"
+	ListCredentialsParamsSortExpires  ListCredentialsParamsSort = "expires"
+	ListCredentialsParamsSortLastRead ListCredentialsParamsSort = "last_read"
+	ListCredentialsParamsSortName     ListCredentialsParamsSort = "name"
+	ListCredentialsParamsSortUpdated  ListCredentialsParamsSort = "updated"
 )
 
 // Valid indicates whether the value is a known member of the ListCredentialsParamsSort enum.
@@ -1634,6 +1635,8 @@ func (e ListCredentialsParamsSort) Valid() bool {
 	case ListCredentialsParamsSortCreated:
 		return true
 	case ListCredentialsParamsSortExpires:
+		return true
+	case ListCredentialsParamsSortLastRead:
 		return true
 	case ListCredentialsParamsSortName:
 		return true
@@ -2157,7 +2160,11 @@ type Credential struct {
 
 	// ExpiresAt 9999-12-31T23:59:59Z for a credential that never expires.
 	ExpiresAt time.Time `json:"expires_at"`
-	Name      string    `json:"name"`
+
+	// LastReadAt When the hour began in which its values were read last. The metadata of one and the order `last_read` have it.
+	// Absent for one that was never read, or only by a release that did not note it.
+	LastReadAt *time.Time `json:"last_read_at,omitempty"`
+	Name       string     `json:"name"`
 
 	// NeverExpires It never expires. Absent otherwise.
 	NeverExpires *bool `json:"never_expires,omitempty"`
@@ -2203,7 +2210,11 @@ type CredentialAnswer struct {
 
 	// ExpiresAt 9999-12-31T23:59:59Z for a credential that never expires.
 	ExpiresAt time.Time `json:"expires_at"`
-	Name      string    `json:"name"`
+
+	// LastReadAt When the hour began in which its values were read last. The metadata of one and the order `last_read` have it.
+	// Absent for one that was never read, or only by a release that did not note it.
+	LastReadAt *time.Time `json:"last_read_at,omitempty"`
+	Name       string     `json:"name"`
 
 	// NeverExpires It never expires. Absent otherwise.
 	NeverExpires *bool `json:"never_expires,omitempty"`
@@ -4025,14 +4036,15 @@ type ListCredentialsParams struct {
 	// Prefix What the name begins with, such as `shop/prod/`. Case counts. Both are compared in Unicode's form C.
 	Prefix *string `form:"prefix,omitempty" json:"prefix,omitempty"`
 
-	// Sort The order: `name`; `created` and `updated`, newest first; `expires`, soonest first. For some time after an upgrade
-	// from a release without `name`, that is a 503.
+	// Sort The order: `name`; `created` and `updated`, newest first; `expires`, soonest first; `last_read`, read last first
+	// and what was never read last, exact to an hour. For some time after an upgrade from a release without `name`, that
+	// is a 503.
 	//
-	// An order of times reads all that is selected for each page, and gives whole pages. Above 20,000 credentials (2,000
-	// for a ServiceAccount), it is refused with 400: select a `prefix`.
+	// An order of times reads all that is selected for each page, and gives whole pages. Above 20,000 credentials (1,800
+	// for a ServiceAccount, and for `last_read`), it is refused with 400: select a `prefix`.
 	Sort *ListCredentialsParamsSort `form:"sort,omitempty" json:"sort,omitempty"`
 
-	// Total With `true`, the answer says how many credentials the whole list has. Above some 20,000 (2,000 for a
+	// Total With `true`, the answer says how many credentials the whole list has. Above some 20,000 (1,800 for a
 	// ServiceAccount) it counts no further, and `total_complete` is false.
 	Total *bool `form:"total,omitempty" json:"total,omitempty"`
 

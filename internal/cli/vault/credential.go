@@ -132,7 +132,7 @@ func credentialOf(a *v2.CredentialAnswer) v2.Credential {
 	return v2.Credential{
 		CredentialId: a.CredentialId, Name: a.Name, CredentialType: a.CredentialType, Version: a.Version, Status: v2.CredentialStatus(a.Status), Trashed: a.Trashed, Owned: a.Owned,
 		CreatedAt: a.CreatedAt, SealedAt: a.SealedAt, ExpiresAt: a.ExpiresAt, NeverExpires: a.NeverExpires,
-		Description: a.Description, Contact: a.Contact, Tags: a.Tags,
+		Description: a.Description, Contact: a.Contact, Tags: a.Tags, LastReadAt: a.LastReadAt,
 	}
 }
 
@@ -145,6 +145,20 @@ func end(at time.Time) string {
 }
 
 func printCredentials(out io.Writer, all ...v2.Credential) {
+	printDated(out, "UPDATED", func(c v2.Credential) string { return command.Day(&c.SealedAt) }, all)
+}
+
+// printReads prints credentials with when they were read last in place of when they were updated.
+func printReads(out io.Writer, all []v2.Credential) {
+	printDated(out, "READ", func(c v2.Credential) string {
+		if c.LastReadAt == nil {
+			return "never"
+		}
+		return c.LastReadAt.UTC().Format("2006-01-02 15h")
+	}, all)
+}
+
+func printDated(out io.Writer, heading string, date func(v2.Credential) string, all []v2.Credential) {
 	var rows [][]string
 	for _, c := range all {
 		status := string(c.Status)
@@ -152,8 +166,8 @@ func printCredentials(out io.Writer, all ...v2.Credential) {
 			status = "trash"
 		}
 		rows = append(rows, []string{
-			command.Printable(c.Name), c.CredentialType, strconv.FormatInt(c.Version, 10), status, command.Day(&c.SealedAt), end(c.ExpiresAt), c.CredentialId,
+			command.Printable(c.Name), c.CredentialType, strconv.FormatInt(c.Version, 10), status, date(c), end(c.ExpiresAt), c.CredentialId,
 		})
 	}
-	command.Table(out, "NAME TYPE VERSION STATUS UPDATED EXPIRES ID", rows)
+	command.Table(out, "NAME TYPE VERSION STATUS "+heading+" EXPIRES ID", rows)
 }

@@ -12,6 +12,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -38,6 +39,7 @@ func newListCommand() *cobra.Command {
 the scope vault:read.`,
 		Example: `  latticekeep ls shop/ --sort expires
   latticekeep ls --tag pci
+  latticekeep ls --sort last_read
   latticekeep ls --trash`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -46,7 +48,7 @@ the scope vault:read.`,
 			}
 			compare, known := sorts[sort]
 			if !known {
-				return command.UsageError("--sort must be name, created, updated or expires")
+				return command.UsageError("--sort must be name, created, updated, expires or last_read")
 			}
 			c, err := r.Client()
 			if err != nil {
@@ -58,6 +60,9 @@ the scope vault:read.`,
 			}
 			if tag != "" {
 				p.Tag = &tag
+			}
+			if sort == "last_read" { // only a list in this order says when
+				p.Sort = new(v2.ListCredentialsParamsSortLastRead)
 			}
 			all := []v2.Credential{} // [] in JSON
 			err = each(cmd.Context(), c, p, func(credential v2.Credential) {
@@ -71,7 +76,13 @@ the scope vault:read.`,
 			slices.SortFunc(all, func(a, b v2.Credential) int {
 				return cmp.Or(compare(a, b), strings.Compare(a.Name, b.Name), strings.Compare(a.CredentialId, b.CredentialId))
 			})
-			return f.Print(cmd.OutOrStdout(), all, func(out io.Writer) { printCredentials(out, all...) })
+			return f.Print(cmd.OutOrStdout(), all, func(out io.Writer) {
+				if sort == "last_read" {
+					printReads(out, all)
+					return
+				}
+				printCredentials(out, all...)
+			})
 		},
 	}
 	r.RegisterConnection(cmd)
@@ -79,7 +90,7 @@ the scope vault:read.`,
 	f.Register(cmd)
 	cmd.Flags().BoolVar(&trash, "trash", false, "list what is in the trash")
 	cmd.Flags().StringVar(&tag, "tag", "", "list only what has this tag")
-	cmd.Flags().StringVar(&sort, "sort", "name", "order: name; created or updated, newest first; expires, soonest first")
+	cmd.Flags().StringVar(&sort, "sort", "name", "order: name; created or updated, newest first; expires, soonest first; last_read, to the hour")
 	command.Choices(cmd, "sort", slices.Sorted(maps.Keys(sorts))...)
 	return cmd
 }
@@ -90,6 +101,10 @@ var sorts = map[string]func(a, b v2.Credential) int{
 	"created": func(a, b v2.Credential) int { return b.CreatedAt.Compare(a.CreatedAt) },
 	"updated": func(a, b v2.Credential) int { return b.SealedAt.Compare(a.SealedAt) },
 	"expires": func(a, b v2.Credential) int { return a.ExpiresAt.Compare(b.ExpiresAt) },
+
+	"last_read": func(a, b v2.Credential) int {
+		return cmp.Or(b.LastReadAt, &time.Time{}).Compare(*cmp.Or(a.LastReadAt, &time.Time{}))
+	},
 }
 
 func newMoveCommand() *cobra.Command {

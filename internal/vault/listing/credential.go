@@ -23,6 +23,10 @@ type Credential struct {
 	// Details are what people say of it; nil for none. Only lists, the metadata of one, and the answer to
 	// their change have them.
 	Details *details.Details
+
+	// LastRead is when the hour began in which it was read last; zero for never, or by a release that did
+	// not note it. Only the metadata of one and a list in its order have it.
+	LastRead time.Time
 }
 
 // CredentialOf returns the record's metadata. owned says that a SealedCredential owns it.

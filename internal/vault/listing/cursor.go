@@ -43,7 +43,7 @@ func kindOf(o Order) kind {
 }
 
 // Encode returns the cursor for the credentials after a position, which is an id, a position in the index
-// of paths, or one of [Order.position].
+// of paths, or one of an order of times.
 func (c Cursors) Encode(tenant authz.TenantID, f Filter, o Order, after string) string {
 	plain := make([]byte, 0, kindOf(o).size)
 	if o == ByName {

@@ -3,7 +3,7 @@
 package listing
 
 import (
-	"encoding/binary"
+	"slices"
 	"strings"
 	"time"
 	"unicode"
@@ -53,22 +53,13 @@ const (
 	ByCreated Order = "created" // newest first
 	ByUpdated Order = "updated" // newest version first
 	ByExpires Order = "expires" // what expires first, first
+
+	ByLastRead Order = "last_read" // read last first, exact to an hour; what nobody has read comes last
 )
 
 // ofTimes reports whether the order is one of times.
-func (o Order) ofTimes() bool { return o == ByCreated || o == ByUpdated || o == ByExpires }
-
-// position returns the place of a credential in an order of times: eight bytes that sort like the time, and
-// the id.
-func (o Order) position(r *record.Record) string {
-	key := r.ExpiresAt.UnixMicro()
-	switch o {
-	case ByCreated:
-		key = ^r.CreatedAt.UnixMicro()
-	case ByUpdated:
-		key = ^r.SealedAt.UnixMicro()
-	}
-	return string(binary.BigEndian.AppendUint64(nil, uint64(key)^1<<63)) + r.ID
+func (o Order) ofTimes() bool {
+	return slices.Contains([]Order{ByCreated, ByUpdated, ByExpires, ByLastRead}, o)
 }
 
 // Query selects a page of a list. The zero value selects the whole list.

@@ -1,6 +1,7 @@
 package listing
 
 import (
+	"encoding/binary"
 	"errors"
 	"slices"
 	"strings"
@@ -53,6 +54,8 @@ type Source struct {
 	Owner func(id string) (Owner, error)
 	// Details returns what people say of a credential, nil for nothing. Errors: as those of Owner, and fault.Internal.
 	Details func(id string) (*details.Details, error)
+	// LastRead returns when a credential was read last.
+	LastRead func(id string) (time.Time, error)
 	// ByName says that the index of paths is complete and used.
 	ByName bool
 }
@@ -104,7 +107,7 @@ func (p Pages) Read(s Source, q Query, now time.Time, each func(Found)) (rest Re
 		err := every.all(s, q, now, func(one Found) {
 			if total++; order.ofTimes() {
 				one.Body, one.Signature, one.Wrap = nil, nil, nil // they would keep the whole row
-				all = append(all, placed{order.position(one.Record), one})
+				all = append(all, placed{position(order, one), one})
 			}
 		})
 		if err != nil {
@@ -119,12 +122,14 @@ func (p Pages) Read(s Source, q Query, now time.Time, each func(Found)) (rest Re
 		}
 	}
 	if order.ofTimes() {
-		page.cut(all, q.Limit, after, each)
+		err = page.cut(s, all, q.Limit, after, each)
+		damaged += page.Damaged
 	} else {
-		if err := page.Read(s, q, after, now, each); err != nil {
-			return Rest{}, 0, err
-		}
+		err = page.Read(s, q, after, now, each)
 		damaged = page.Damaged
+	}
+	if err != nil {
+		return Rest{}, 0, err
 	}
 	if page.More {
 		rest.Cursor = p.Encode(s.Principal.Tenant, q.Filter, order, page.Last)
@@ -150,6 +155,22 @@ func (f *Page) all(s Source, q Query, now time.Time, each func(Found)) error {
 	return errors.Join(err, bad)
 }
 
+// position returns the place of a credential in an order of times: eight bytes that sort like the time, and
+// the id.
+func position(o Order, f Found) string {
+	r := f.Record
+	key := r.ExpiresAt.UnixMicro()
+	switch o {
+	case ByCreated:
+		key = ^r.CreatedAt.UnixMicro()
+	case ByUpdated:
+		key = ^r.SealedAt.UnixMicro()
+	case ByLastRead:
+		key = ^f.LastRead.UnixMicro()
+	}
+	return string(binary.BigEndian.AppendUint64(nil, uint64(key)^1<<63)) + r.ID
+}
+
 // placed is a credential with its place in an order of times.
 type placed struct {
 	at string
@@ -157,7 +178,7 @@ type placed struct {
 }
 
 // cut makes the page of the credentials after a position in an order of times.
-func (f *Page) cut(all []placed, limit int, after string, each func(Found)) {
+func (f *Page) cut(s Source, all []placed, limit int, after string, each func(Found)) error {
 	slices.SortFunc(all, func(a, b placed) int { return strings.Compare(a.at, b.at) })
 	found := 0
 	for _, one := range all {
@@ -165,12 +186,18 @@ func (f *Page) cut(all []placed, limit int, after string, each func(Found)) {
 			continue
 		}
 		if f.More = limit > 0 && found == limit; f.More {
-			return
+			return nil
 		}
 		f.Last = one.at
-		found++
-		each(one.Found)
+		shown, err := f.show(s, one.Found, each)
+		if err != nil {
+			return err
+		}
+		if shown {
+			found++
+		}
 	}
+	return nil
 }
 
 // prefix returns what the names begin with among which a query looks. To a ServiceAccount, from whom
@@ -249,8 +276,9 @@ type Page struct {
 // Found is a credential of a page. The record shares memory with the store's row.
 type Found struct {
 	*record.Record
-	Owned   bool
-	Details *details.Details
+	Owned    bool
+	Details  *details.Details
+	LastRead time.Time // only in its order
 }
 
 // Read reads the credentials after a position, or from the first one if it is empty. each gets those
@@ -273,9 +301,12 @@ func (f *Page) Read(s Source, q Query, after string, now time.Time, each func(Fo
 			f.Last = position // for a damaged record too
 		}
 		var one Found
-		if one, bad = f.look(s, q, key, value, matches); one.Record != nil {
+		if one, bad = f.look(s, q, key, value, matches); one.Record == nil {
+			return bad == nil
+		}
+		var shown bool
+		if shown, bad = f.show(s, one, each); shown {
 			found++
-			each(one)
 			f.More = s.hides() && found == q.Limit // whether others follow would tell of hidden ones
 		}
 		return bad == nil && !f.More
@@ -283,34 +314,67 @@ func (f *Page) Read(s Source, q Query, after string, now time.Time, each func(Fo
 	return errors.Join(err, bad)
 }
 
-// look returns a credential if it matches and the caller may see it.
+// look returns a credential if it matches and the caller may see it, without what complete adds.
 func (f *Page) look(s Source, q Query, key, value []byte, matches func(*record.Record) bool) (Found, error) {
 	r, err := record.ViewAt(key, value)
 	if err != nil {
 		f.Damaged++ // one damaged record does not hide the others
 		return Found{}, nil
 	}
+	found := Found{Record: r}
 	// A ServiceAccount must not learn, from where a page ends or how long it takes, whether a
 	// credential that is hidden from it matches. So its filter runs only after the owner is read.
-	if !s.hides() && !matches(r) {
+	if s.hides() {
+		if ok, err := f.complete(s, &found); !ok {
+			return Found{}, err
+		}
+	}
+	if !matches(r) {
 		return Found{}, nil
 	}
-	f.Budget.Records -= OwnerCost
-	by, err := s.Owner(r.ID)
-	if state.IsRefused(err) {
-		f.Damaged++
-		return Found{}, nil
+	if q.Tag != "" {
+		said, err := s.Details(r.ID)
+		if isDamaged(err) {
+			f.Damaged++
+			return Found{}, nil
+		}
+		if err != nil || !said.Has(q.Tag) {
+			return Found{}, err
+		}
 	}
-	if err != nil || by.Hidden || !matches(r) {
-		return Found{}, err
+	if q.Order == ByLastRead {
+		f.Budget.Records -= OwnerCost
+		found.LastRead, err = s.LastRead(r.ID)
 	}
-	said, err := s.Details(r.ID)
-	if state.IsRefused(err) || errors.Is(err, fault.Internal) {
-		f.Damaged++
-		return Found{}, nil
-	}
-	if err != nil || q.Tag != "" && !said.Has(q.Tag) {
-		return Found{}, err
-	}
-	return Found{r, by.Owned, said}, nil
+	return found, err
 }
+
+// show gives each a credential that matches, completed. It reports whether it was not left out.
+func (f *Page) show(s Source, one Found, each func(Found)) (shown bool, err error) {
+	if !s.hides() { // otherwise look has
+		if ok, err := f.complete(s, &one); !ok {
+			return false, err
+		}
+	}
+	each(one)
+	return true, nil
+}
+
+// complete adds the owner and the details of a credential. ok is false for one that is left out, because it
+// is hidden from the caller or damaged.
+func (f *Page) complete(s Source, found *Found) (ok bool, err error) {
+	f.Budget.Records -= OwnerCost
+	by, err := s.Owner(found.ID)
+	if err == nil && !by.Hidden {
+		found.Owned = by.Owned
+		found.Details, err = s.Details(found.ID)
+	}
+	if isDamaged(err) {
+		f.Damaged++
+		return false, nil
+	}
+	return err == nil && !by.Hidden, err
+}
+
+// isDamaged reports whether an error is about what is stored for one credential.
+func isDamaged(err error) bool { return state.IsRefused(err) || errors.Is(err, fault.Internal) }

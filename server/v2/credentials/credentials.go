@@ -45,6 +45,9 @@ func metadata(c vault.Credential) api.Credential {
 			m.Tags = &d.Tags
 		}
 	}
+	if !c.LastRead.IsZero() {
+		m.LastReadAt = &c.LastRead
+	}
 	return m
 }
 
@@ -53,7 +56,7 @@ func credentialAnswer(c vault.Credential) api.CredentialAnswer {
 	return api.CredentialAnswer{
 		Success: true, CredentialId: m.CredentialId, Name: m.Name, CredentialType: m.CredentialType, Version: m.Version,
 		Status: api.CredentialAnswerStatus(m.Status), Trashed: m.Trashed, Owned: m.Owned, CreatedAt: m.CreatedAt, SealedAt: m.SealedAt, ExpiresAt: m.ExpiresAt, NeverExpires: m.NeverExpires,
-		Description: m.Description, Contact: m.Contact, Tags: m.Tags,
+		Description: m.Description, Contact: m.Contact, Tags: m.Tags, LastReadAt: m.LastReadAt,
 	}
 }
 
