@@ -43,7 +43,7 @@ var ours = map[string]string{
 	"internal/cli/command": "internal/cli/profile internal/secret internal/diagnosis api/openapi/v2 api/client internal/offline internal/audit internal/audit/verify internal/dualsig internal/fault",
 	"internal/dumps":       "",
 
-	"internal/app": "controllers controllers/admission controllers/cluster server server/gate internal/config internal/offline internal/buildinfo internal/vault internal/vault/pathindex internal/transit internal/names internal/identity " +
+	"internal/app": "controllers controllers/admission controllers/cluster server server/gate internal/config internal/offline internal/buildinfo internal/vault internal/vault/pathindex internal/transit internal/names internal/dryrun internal/identity " +
 		"internal/identity/tokenreview internal/connections internal/egress internal/webhooks internal/vault/lifetime internal/mail internal/sealingkey internal/custody internal/backup internal/backup/commits internal/backup/schedule internal/keyring internal/logs internal/audit internal/audit/guard internal/audit/keeper internal/audit/reader internal/audit/verify internal/audit/writer internal/authz " +
 		"internal/compliance internal/compliance/assessor internal/compliance/report internal/diagnosis internal/health internal/inspection internal/objects internal/otlp internal/clock internal/quota internal/durable " +
 		"internal/sealing internal/kms internal/memory internal/metrics internal/state internal/state/watch internal/store internal/store/bolt internal/store/format internal/store/postgres internal/fault",
@@ -66,7 +66,7 @@ var ours = map[string]string{
 	"server": "api/openapi server/dashboard server/docs server/gate server/v1 server/v2 internal/vault internal/transit internal/identity internal/sealingkey internal/custody internal/keyring " +
 		"internal/compliance internal/compliance/assessor internal/backup internal/connections internal/quota internal/audit internal/authz internal/store internal/store/format internal/diagnosis internal/health internal/fault",
 	"server/v1": "api/openapi api/openapi/v1 server/gate internal/transit internal/audit internal/audit/reader internal/authz internal/fault internal/secret",
-	"server/v2": "api/openapi api/openapi/v2 api/v1beta1 server/gate server/v2/credentials server/v2/webhookapi internal/webhooks internal/vault internal/transit internal/names internal/identity internal/sealingkey internal/custody internal/sealing internal/keyring " +
+	"server/v2": "api/openapi api/openapi/v2 api/v1beta1 server/gate server/v2/credentials server/v2/webhookapi internal/webhooks internal/vault internal/transit internal/names internal/dryrun internal/identity internal/sealingkey internal/custody internal/sealing internal/keyring " +
 		"internal/compliance internal/compliance/assessor internal/backup internal/audit internal/audit/guard internal/audit/reader internal/audit/writer internal/authz internal/fair internal/fault internal/secret",
 	"server/v2/webhookapi":  "api/openapi/v2 server/gate internal/webhooks",
 	"server/v2/credentials": "api/openapi/v2 server/gate internal/settings internal/vault internal/vault/bounds internal/vault/details internal/vault/kept internal/vault/listing internal/authz internal/fault internal/secret",
@@ -107,6 +107,7 @@ var ours = map[string]string{
 	"internal/vault/record":         "internal/vault/bounds internal/keyring internal/authz internal/envelope internal/dualsig internal/store internal/frame internal/fault internal/secret",
 	"internal/sealingkey":           "api/v1beta1 internal/keyring internal/audit internal/audit/guard internal/audit/reader internal/authz internal/sealing internal/envelope internal/store internal/fault internal/secret",
 	"internal/identity/tokenreview": "internal/identity internal/fault",
+	"internal/dryrun":               "internal/audit internal/audit/guard internal/audit/reader internal/authz internal/identity/access internal/identity/records internal/state internal/store internal/store/overlay internal/vault/record internal/fault",
 	"internal/names":                "internal/audit internal/audit/guard internal/authz internal/identity internal/state internal/store internal/transit internal/vault/record internal/fault",
 	"internal/custody":              "internal/keyring internal/kms internal/audit internal/audit/guard internal/authz internal/store internal/fault",
 	"internal/transit":              "internal/keyring internal/audit internal/audit/guard internal/authz internal/envelope internal/dualsig internal/state internal/store internal/frame internal/fault internal/secret",
@@ -167,6 +168,7 @@ var ours = map[string]string{
 	"internal/state":                   "internal/audit internal/audit/entries internal/store internal/frame internal/fault",
 	"internal/store":                   "",
 	"internal/store/commit":            "internal/store",
+	"internal/store/overlay":           "internal/store",
 	"internal/store/bolt":              "internal/store internal/store/bolt/pages internal/store/commit internal/store/format internal/durable internal/volume internal/fault",
 	"internal/store/bolt/pages":        "internal/volume internal/fault",
 	"internal/store/postgres":          "internal/store internal/store/format internal/store/postgres/address internal/store/postgres/rowcache internal/fault",
@@ -191,7 +193,7 @@ var ours = map[string]string{
 	"test/chaos":    "",
 	"test/audittest": "internal/audit internal/audit/chain internal/audit/entries internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/authz internal/dualsig " +
 		"internal/fault internal/frame internal/objects internal/store internal/store/bolt internal/store/postgres test/pgtest test/storetest",
-	"test/servertest": "internal/state internal/names api/openapi api/openapi/v2 internal/audit internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/authz internal/backup " +
+	"test/servertest": "internal/state internal/names internal/dryrun api/openapi api/openapi/v2 internal/audit internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/authz internal/backup " +
 		"internal/compliance internal/compliance/assessor internal/compliance/report internal/custody internal/dualsig internal/fault " +
 		"internal/identity internal/keyring internal/kms internal/health internal/mail internal/objects internal/sealing " +
 		"internal/sealingkey internal/secret internal/store internal/store/bolt internal/store/postgres internal/transit internal/vault internal/webhooks server " +

@@ -476,6 +476,9 @@ func (o *tour) membersThrough(t *testing.T) {
 	if judged.Groups != nil && !slices.Equal(*judged.Groups, []string{group.GroupId}) {
 		t.Errorf("%+v", judged)
 	}
+	if tried := answered(owner.V2.TryAccessChange(ctx, v2.AccessChange{Change: v2.AccessChangeChangeDeleteGroup, GroupId: &group.GroupId}))(t); len(tried.Losses) != 0 || tried.NextCursor != nil {
+		t.Errorf("%+v", tried)
+	}
 	answered(owner.V2.RemoveGroupMember(ctx, group.GroupId, joined.User.UserId))(t)
 	if all := answered(owner.V2.ListGroups(ctx))(t); len(all.Groups) != 1 || len(all.Groups[0].Members) != 0 {
 		t.Errorf("%+v", all)

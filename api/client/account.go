@@ -340,6 +340,12 @@ func (v *V2) RemoveGroupMember(ctx context.Context, groupID, subject string) (*v
 	return do[v2.GroupAnswer](ctx, v.transport, remove("/api/v2/groups/{group_id}/members/{subject}", groupID, subject))
 }
 
+// TryAccessChange says who would lose what by a change of access, and changes nothing. It returns a page;
+// NextCursor is the Cursor of the next one. ErrForbidden, ErrNotFound and ErrConflict: those of the change.
+func (v *V2) TryAccessChange(ctx context.Context, r v2.AccessChange) (*v2.AccessDryRun, error) {
+	return do[v2.AccessDryRun](ctx, v.transport, post("/api/v2/access/dry-run", r).repeatable())
+}
+
 // CheckAccess judges whether a path may be reached. It tells nothing of what is there.
 func (v *V2) CheckAccess(ctx context.Context, r v2.AccessCheckRequest) (*v2.AccessJudgement, error) {
 	return do[v2.AccessJudgement](ctx, v.transport, post("/api/v2/access/check", r).repeatable())

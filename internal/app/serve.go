@@ -25,6 +25,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/compliance"
 	"github.com/latticekeep/latticekeep/internal/config"
 	"github.com/latticekeep/latticekeep/internal/connections"
+	"github.com/latticekeep/latticekeep/internal/dryrun"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/health"
 	"github.com/latticekeep/latticekeep/internal/identity/tokenreview"
@@ -330,6 +331,7 @@ func (s *service) run(ctx context.Context, l net.Listener, config server.Config,
 	s.webhooks = webhooks.New(s.store, s.guard, s.keys, s.now)
 	config.Webhooks = s.webhooks
 	config.Names = names.New(s.store, s.guard, s.identity, s.transit)
+	config.DryRun = dryrun.New(s.store, s.guard, s.reader, s.identity.Access, s.now)
 	config.Sealing, config.Custody, config.Recipients = s.sealing, s.custody, s.recipients
 	if s.dev || len(s.recipients) > 0 {
 		config.KMSKeys = s.keyFiles // only for configured recipients, or in development

@@ -89,7 +89,7 @@ const (
 	GroupCreated           EventType = "GROUP_CREATED"
 	GroupChanged           EventType = "GROUP_CHANGED"  // another name, or a member more or less
 	GroupDeleted           EventType = "GROUP_DELETED"  // likewise its memberships, so what it added for its members is gone
-	AccessChecked          EventType = "ACCESS_CHECKED" // judged whether a path could be reached, without a look whether anything is there
+	AccessChecked          EventType = "ACCESS_CHECKED" // judged whether a path could be reached, without a look whether anything is there; or tried a change of access
 	AuditRead              EventType = "AUDIT_READ"
 	ProofRead              EventType = "PROOF_READ"          // checkpoint, proofs, tiles and the audit key; at most once a minute for each caller
 	AuditExported          EventType = "AUDIT_EXPORTED"      // the whole log
@@ -243,6 +243,9 @@ const (
 // AttributeTail is "true" in the entry that records the opening of a [reader.Tail]. The entry of a
 // single read has [attributeSequence] instead.
 const AttributeTail = "tail"
+
+// AttributeTried is the action of which a dry run tried a change.
+const AttributeTried = "tried"
 
 // AttributeNames is the number of names that a read of the log was told, in the entry of that read.
 const AttributeNames = "names"

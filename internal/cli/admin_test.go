@@ -68,6 +68,17 @@ stdout '^yes$'
 stderr 'no: outside_policy'
 ! latticekeep access delete shop --api-key-file key
 stderr 'the policy is bound'
+latticekeep access put shop --allow 'shop/**=list' --dry-run --api-key-file key
+stdout '^nobody would lose anything'
+latticekeep access put new --allow 'shop/**=list' --dry-run --api-key-file key
+stdout '^nobody would lose anything'
+! latticekeep access unbind key_aaaaaaaaaaaaaaaaaaaaaaaaaa --dry-run --api-key-file key
+stderr 'trying the change.* 404'
+latticekeep access unbind system:serviceaccount:shop:app --dry-run --api-key-file key
+latticekeep apikey create writer --tenant $TENANT --scope vault:read,vault:write --api-key $SYSTEM_KEY
+cp stdout writer
+exec sh use.sh
+stdout '(?s)^WHO +VERB +CREDENTIAL +USES +LAST\n.*writer +read +shop/db +1 +20.*writer +write +shop/db +1 '
 latticekeep access unbind system:serviceaccount:shop:app --api-key-file key
 stdout 'has all paths'
 latticekeep group create 'shop developers' --api-key-file key
@@ -87,10 +98,14 @@ stdout '"id": "system:serviceaccount:shop:app"'
 stderr 'no member has the address bob@example.org'
 ! latticekeep access bind nobody shop --api-key-file key
 stderr 'there is no group nobody: latticekeep group list lists them'
+latticekeep group remove developers system:serviceaccount:shop:app --dry-run --api-key-file key
+stdout '^nobody would lose anything'
 latticekeep group remove developers system:serviceaccount:shop:app --api-key-file key
 stdout 'has 0 members$'
 ! latticekeep group remove developers system:serviceaccount:shop:app --api-key-file key
 stderr 404
+latticekeep group delete developers --dry-run --api-key-file key
+stdout '^nobody would lose anything'
 latticekeep group delete developers --api-key-file key
 stdout '^grp_\w+ deleted$'
 latticekeep access delete shop --api-key-file key
@@ -105,6 +120,12 @@ stdout '^yes$'
 stderr 403
 ! latticekeep apikey revoke key_aaaaaaaaaaaaaaaaaaaaaaaaaa --api-key-file key
 stderr 404
+-- use.sh --
+set -e
+echo v | latticekeep put shop/db n=- --api-key-file writer >/dev/null
+latticekeep get shop/db n --api-key-file writer >/dev/null
+id=$(latticekeep apikey list --api-key-file key | grep writer | grep -o 'key_[a-z2-7]*')
+latticekeep access bind $id --dry-run --api-key-file key
 `)
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "admin.txt"), []byte(script), 0o600); err != nil {

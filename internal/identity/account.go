@@ -36,6 +36,7 @@ type (
 	Binding       = access.Binding
 	Group         = access.Group
 	Question      = access.Question
+	AccessChange  = access.Change
 )
 
 // ErrRecreated is the answer to a namespace that is not the one of its name that was meant. See

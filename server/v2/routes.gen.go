@@ -23,6 +23,9 @@ type ServerInterface interface {
 	// CheckAccess Judge whether a path may be reached
 	// (POST /api/v2/access/check)
 	CheckAccess(c *gin.Context)
+	// TryAccessChange Say who would lose what by a change of access
+	// (POST /api/v2/access/dry-run)
+	TryAccessChange(c *gin.Context)
 	// ListPolicies List policies and bindings
 	// (GET /api/v2/access/policies)
 	ListPolicies(c *gin.Context)
@@ -431,6 +434,19 @@ func (siw *ServerInterfaceWrapper) CheckAccess(c *gin.Context) {
 	}
 
 	siw.Handler.CheckAccess(c)
+}
+
+// TryAccessChange operation middleware
+func (siw *ServerInterfaceWrapper) TryAccessChange(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.TryAccessChange(c)
 }
 
 // ListPolicies operation middleware
@@ -3291,6 +3307,7 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.DELETE(options.BaseURL+"/api/v2/groups/:group_id/members/:subject", wrapper.RemoveGroupMember)
 	router.PUT(options.BaseURL+"/api/v2/groups/:group_id/members/:subject", wrapper.AddGroupMember)
 	router.POST(options.BaseURL+"/api/v2/access/check", wrapper.CheckAccess)
+	router.POST(options.BaseURL+"/api/v2/access/dry-run", wrapper.TryAccessChange)
 	router.GET(options.BaseURL+"/api/v2/webhooks", wrapper.ListWebhooks)
 	router.POST(options.BaseURL+"/api/v2/webhooks", wrapper.CreateWebhook)
 	router.DELETE(options.BaseURL+"/api/v2/webhooks/:webhook_id", wrapper.DeleteWebhook)

@@ -16,6 +16,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/compliance/assessor"
 	"github.com/latticekeep/latticekeep/internal/custody"
+	"github.com/latticekeep/latticekeep/internal/dryrun"
 	"github.com/latticekeep/latticekeep/internal/fair"
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/keyring"
@@ -38,6 +39,7 @@ type Services struct {
 	Audit      *writer.Log
 	Reader     *reader.Reader
 	Names      *names.Names
+	DryRun     *dryrun.DryRun
 	Guard      *guard.Guard
 	Compliance *assessor.Service
 	Reports    Reports // nil if the storage serves the reports itself
@@ -80,7 +82,7 @@ func newEndpoints(c Config) *endpoints {
 		webhookapi.New(c.Webhooks),
 		&cryptoAPI{c.Transit},
 		&accountAPI{identity: c.Identity, now: c.Now, secureCookies: c.SecureCookies},
-		&accessAPI{c.Identity},
+		&accessAPI{c.Identity, c.DryRun},
 		&auditAPI{audit: c.Audit, reader: c.Reader, names: c.Names, guard: c.Guard, tails: newTails(), now: c.Now},
 		&backupAPI{Backups: c.Backups, audit: c.Audit, guard: c.Guard, keys: c.Keys, program: c.Program, now: c.Now},
 		&complianceAPI{compliance: c.Compliance, reports: c.Reports, guard: c.Guard, computing: fair.NewSemaphore[authz.TenantID](0, 1)},
@@ -161,6 +163,8 @@ func Operations() map[string]gate.Operation {
 		"bindPolicies":   {Action: authz.BindPolicy},
 		"unbindPolicies": {Action: authz.UnbindPolicy},
 		"checkAccess":    {Action: authz.CheckAccess},
+
+		"tryAccessChange": {Action: authz.TryAccess, Patience: dryRunTime},
 
 		"listGroups":        {Action: authz.ListGroups},
 		"createGroup":       {Action: authz.CreateGroup},

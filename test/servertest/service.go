@@ -27,6 +27,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/compliance/assessor"
 	"github.com/latticekeep/latticekeep/internal/compliance/report"
 	"github.com/latticekeep/latticekeep/internal/custody"
+	"github.com/latticekeep/latticekeep/internal/dryrun"
 	"github.com/latticekeep/latticekeep/internal/health"
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/keyring"
@@ -96,6 +97,7 @@ func assembleAt(t testing.TB, url string, open Open, change ...func(*server.Conf
 		return kms.Destruction{When: now().Add(7 * 24 * time.Hour), Undo: "ask for it"}, nil
 	}})
 	s.Names = names.New(s.Store, s.Guard, s.Identity, s.Transit)
+	s.DryRun = dryrun.New(s.Store, s.Guard, s.Reader, s.Identity.Access, now)
 	s.PublicURL = "http://127.0.0.1"
 	s.Limits = gate.Limits{V1: Plenty, V2: Plenty, Address: Plenty, Registrations: Plenty, Patience: Patience}
 	s.Logger = slog.New(slog.NewJSONHandler(s.Logged, nil))

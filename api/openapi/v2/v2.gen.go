@@ -30,6 +30,33 @@ func (e APIKeyStatus) Valid() bool {
 	}
 }
 
+// Defines values for AccessChangeChange.
+const (
+	AccessChangeChangeBindPolicies   AccessChangeChange = "bind_policies"
+	AccessChangeChangeChangePolicy   AccessChangeChange = "change_policy"
+	AccessChangeChangeDeleteGroup    AccessChangeChange = "delete_group"
+	AccessChangeChangeRemoveMember   AccessChangeChange = "remove_member"
+	AccessChangeChangeUnbindPolicies AccessChangeChange = "unbind_policies"
+)
+
+// Valid indicates whether the value is a known member of the AccessChangeChange enum.
+func (e AccessChangeChange) Valid() bool {
+	switch e {
+	case AccessChangeChangeBindPolicies:
+		return true
+	case AccessChangeChangeChangePolicy:
+		return true
+	case AccessChangeChangeDeleteGroup:
+		return true
+	case AccessChangeChangeRemoveMember:
+		return true
+	case AccessChangeChangeUnbindPolicies:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for AccessJudgementReason.
 const (
 	AccessJudgementReasonMissingScope  AccessJudgementReason = "missing_scope"
@@ -1707,6 +1734,39 @@ type AcceptRollbackRequest struct {
 	Reason string `json:"reason"`
 }
 
+// AccessChange A change of access, with what it takes and nothing else.
+type AccessChange struct {
+	// Change `change_policy` takes `policy_id` and `rules`; `bind_policies` takes `subject` and `policies`; `unbind_policies`
+	// takes `subject`; `remove_member` takes `group_id` and `subject`; `delete_group` takes `group_id`.
+	Change AccessChangeChange `json:"change"`
+
+	// Cursor The `next_cursor` of the page before.
+	//
+	// Example: AAAAAAAAAB0
+	Cursor *string `json:"cursor,omitempty"`
+
+	// GroupId Example: grp_mfrggzdfmztwq2lknnwg23tpoa
+	GroupId *string `json:"group_id,omitempty"`
+
+	// Policies The ids of the policies that the subject gets, in place of those that it has.
+	Policies *[]string `json:"policies,omitempty"`
+
+	// PolicyId Example: pol_mfrggzdfmztwq2lknnwg23tpoa
+	PolicyId *string `json:"policy_id,omitempty"`
+
+	// Rules The rules that the policy gets, in place of those that it has.
+	//
+	// Example: [{"path":"shop/**","verbs":["list"]}]
+	Rules *[]PolicyRuleRequest `json:"rules,omitempty"`
+
+	// Subject As in a binding.
+	Subject *string `json:"subject,omitempty"`
+}
+
+// AccessChangeChange `change_policy` takes `policy_id` and `rules`; `bind_policies` takes `subject` and `policies`; `unbind_policies`
+// takes `subject`; `remove_member` takes `group_id` and `subject`; `delete_group` takes `group_id`.
+type AccessChangeChange string
+
 // AccessCheckRequest defines model for AccessCheckRequest.
 type AccessCheckRequest struct {
 	// Path A name, as of a credential.
@@ -1718,6 +1778,20 @@ type AccessCheckRequest struct {
 	// Verb What a policy allows on a path. `list`: its metadata and history, and that it is in lists and totals. `read`: its values.
 	// `write`: make it, give it new values, encrypt it again. `delete`: delete it. None includes another.
 	Verb PathVerb `json:"verb"`
+}
+
+// AccessDryRun defines model for AccessDryRun.
+type AccessDryRun struct {
+	// From Earlier entries do not count. Entries that were archived are not read.
+	From   time.Time    `json:"from"`
+	Losses []AccessLoss `json:"losses"`
+
+	// NextCursor The `cursor` of the next page; absent on the last.
+	NextCursor *string   `json:"next_cursor,omitempty"`
+	Success    Succeeded `json:"success"`
+
+	// Unjudged Uses by ServiceAccounts. The log has them by ids that policies do not name, so whether they would be lost is not known.
+	Unjudged int `json:"unjudged"`
 }
 
 // AccessJudgement defines model for AccessJudgement.
@@ -1734,6 +1808,28 @@ type AccessJudgement struct {
 
 // AccessJudgementReason Why not, for callers with `account:admin`.
 type AccessJudgementReason string
+
+// AccessLoss defines model for AccessLoss.
+type AccessLoss struct {
+	Actor struct {
+		Id   string `json:"id"`
+		Type string `json:"type"`
+	} `json:"actor"`
+
+	// CredentialId Example: cred_mfrggzdfmztwq2lknnwg23tpoa
+	CredentialId CredentialID `json:"credential_id"`
+	LastUsedAt   time.Time    `json:"last_used_at"`
+
+	// Name What the credential is called now. Absent for callers that may not know it.
+	Name *string `json:"name,omitempty"`
+
+	// Uses How often it was done in this part of the log.
+	Uses int `json:"uses"`
+
+	// Verb What a policy allows on a path. `list`: its metadata and history, and that it is in lists and totals. `read`: its values.
+	// `write`: make it, give it new values, encrypt it again. `delete`: delete it. None includes another.
+	Verb PathVerb `json:"verb"`
+}
 
 // AccountAnswer defines model for AccountAnswer.
 type AccountAnswer struct {
@@ -4155,6 +4251,9 @@ type BindPoliciesJSONRequestBody = BindingRequest
 
 // CheckAccessJSONRequestBody defines body for CheckAccess for application/json ContentType.
 type CheckAccessJSONRequestBody = AccessCheckRequest
+
+// TryAccessChangeJSONRequestBody defines body for TryAccessChange for application/json ContentType.
+type TryAccessChangeJSONRequestBody = AccessChange
 
 // CreatePolicyJSONRequestBody defines body for CreatePolicy for application/json ContentType.
 type CreatePolicyJSONRequestBody = PolicyRequest

@@ -38,14 +38,14 @@ check needs none.`, &r,
 				return done{ids[0], "deleted"}, c.DeletePolicy(ctx, ids[0])
 			}, showDone),
 		newBindCommand(&r),
-		command.NewCall(&r, "unbind SUBJECT", "Take all policies of a subject away: no policy limits it any more", cobra.ExactArgs(1),
+		withDryRun(command.NewCall(&r, "unbind SUBJECT", "Take all policies of a subject away: no policy limits it any more", cobra.ExactArgs(1),
 			func(ctx context.Context, c *client.V2, args []string) (done, error) {
 				subject, err := subjectOf(ctx, c, args[0])
 				if err != nil {
 					return done{}, err
 				}
 				return done{subject, "has all paths"}, c.UnbindPolicies(ctx, subject)
-			}, showDone),
+			}, showDone), &r, tryUnbind),
 		newCheckCommand(&r))
 }
 
@@ -53,14 +53,11 @@ func newPutPolicyCommand(r *command.Server) *cobra.Command {
 	var allow []string
 	cmd := command.NewCall(r, "put NAME", "Make a policy, or give one other rules", cobra.ExactArgs(1),
 		func(ctx context.Context, c *client.V2, args []string) (*v2.PolicyAnswer, error) {
-			body := v2.PolicyRequest{Name: args[0], Rules: []v2.PolicyRuleRequest{}}
-			for _, text := range allow {
-				rule, err := parseRule(text)
-				if err != nil {
-					return nil, err
-				}
-				body.Rules = append(body.Rules, rule)
+			rules, err := parseRules(allow)
+			if err != nil {
+				return nil, err
 			}
+			body := v2.PolicyRequest{Name: args[0], Rules: rules}
 			all, err := c.ListPolicies(ctx)
 			if err != nil {
 				return nil, err
@@ -77,7 +74,34 @@ those that it has. They count from the next request on.`
 	cmd.Example = `  latticekeep access put shop --allow 'shop/prod/**=list,read' --allow 'shop/test/**=list,read,write,delete'`
 	cmd.Flags().StringArrayVar(&allow, "allow", nil, "rule GLOB=VERB,VERB: * is one segment of a path, ** at the end all that follow; verbs are list, read, write and delete; may be repeated")
 	_ = cmd.MarkFlagRequired("allow") // cannot fail: the flag exists
-	return cmd
+	return withDryRun(cmd, r, func(ctx context.Context, c *client.V2, args []string) (*v2.AccessChange, error) {
+		rules, err := parseRules(allow)
+		if err != nil {
+			return nil, err
+		}
+		all, err := c.ListPolicies(ctx)
+		if err != nil {
+			return nil, err
+		}
+		id := idOfPolicy(all.Policies, args[0])
+		if id == "" {
+			return nil, nil // nobody has a policy that is new
+		}
+		return &v2.AccessChange{Change: v2.AccessChangeChangeChangePolicy, PolicyId: &id, Rules: &rules}, nil
+	})
+}
+
+// parseRules reads rules as --allow has them.
+func parseRules(texts []string) ([]v2.PolicyRuleRequest, error) {
+	rules := []v2.PolicyRuleRequest{}
+	for _, text := range texts {
+		rule, err := parseRule(text)
+		if err != nil {
+			return nil, err
+		}
+		rules = append(rules, rule)
+	}
+	return rules, nil
 }
 
 // parseRule reads a rule as --allow has it. A glob may contain the sign that ends it.
@@ -99,11 +123,7 @@ func parseRule(text string) (v2.PolicyRuleRequest, error) {
 func newBindCommand(r *command.Server) *cobra.Command {
 	cmd := command.NewCall(r, "bind SUBJECT [POLICY]...", "Give a subject these policies in place of those that it has", cobra.MinimumNArgs(1),
 		func(ctx context.Context, c *client.V2, args []string) (*v2.BindingAnswer, error) {
-			subject, err := subjectOf(ctx, c, args[0])
-			if err != nil {
-				return nil, err
-			}
-			ids, err := policyIDs(ctx, c, args[1:])
+			subject, ids, err := bindingOf(ctx, c, args)
 			if err != nil {
 				return nil, err
 			}
@@ -118,7 +138,24 @@ func newBindCommand(r *command.Server) *cobra.Command {
 	cmd.Long = `Give a subject these policies in place of those that it has. It may then do what any
 of them allows, and nothing else, from its next request on; without a POLICY it may do
 nothing on any path.`
-	return cmd
+	return withDryRun(cmd, r, func(ctx context.Context, c *client.V2, args []string) (*v2.AccessChange, error) {
+		subject, ids, err := bindingOf(ctx, c, args)
+		return &v2.AccessChange{Change: v2.AccessChangeChangeBindPolicies, Subject: &subject, Policies: &ids}, err
+	})
+}
+
+// bindingOf returns the subject and the policies that the arguments of bind name.
+func bindingOf(ctx context.Context, c *client.V2, args []string) (subject string, policies []string, err error) {
+	if subject, err = subjectOf(ctx, c, args[0]); err != nil {
+		return "", nil, err
+	}
+	policies, err = policyIDs(ctx, c, args[1:])
+	return subject, policies, err
+}
+
+func tryUnbind(ctx context.Context, c *client.V2, args []string) (*v2.AccessChange, error) {
+	subject, err := subjectOf(ctx, c, args[0])
+	return &v2.AccessChange{Change: v2.AccessChangeChangeUnbindPolicies, Subject: &subject}, err
 }
 
 func newCheckCommand(r *command.Server) *cobra.Command {

@@ -44,31 +44,43 @@ system:serviceaccount:<namespace>:<name>. The API key needs the scope account:ad
 				}
 				return c.RenameGroup(ctx, id, v2.GroupRequest{Name: args[1]})
 			}, showGroup),
-		command.NewCall(&r, "delete GROUP", "Delete a group: its members lose what only its policies gave them", cobra.ExactArgs(1),
+		withDryRun(command.NewCall(&r, "delete GROUP", "Delete a group: its members lose what only its policies gave them", cobra.ExactArgs(1),
 			func(ctx context.Context, c *client.V2, args []string) (done, error) {
 				id, err := groupID(ctx, c, args[0])
 				if err != nil {
 					return done{}, err
 				}
 				return done{id, "deleted"}, c.DeleteGroup(ctx, id)
-			}, showDone),
+			}, showDone), &r, func(ctx context.Context, c *client.V2, args []string) (*v2.AccessChange, error) {
+			id, err := groupID(ctx, c, args[0])
+			return &v2.AccessChange{Change: v2.AccessChangeChangeDeleteGroup, GroupId: &id}, err
+		}),
 		newMembershipCommand(&r, "add GROUP MEMBER", "Make somebody a member of a group", (*client.V2).AddGroupMember),
-		newMembershipCommand(&r, "remove GROUP MEMBER", "Take somebody out of a group", (*client.V2).RemoveGroupMember))
+		withDryRun(newMembershipCommand(&r, "remove GROUP MEMBER", "Take somebody out of a group", (*client.V2).RemoveGroupMember), &r,
+			func(ctx context.Context, c *client.V2, args []string) (*v2.AccessChange, error) {
+				group, member, err := membershipOf(ctx, c, args)
+				return &v2.AccessChange{Change: v2.AccessChangeChangeRemoveMember, GroupId: &group, Subject: &member}, err
+			}))
 }
 
 func newMembershipCommand(r *command.Server, use, short string, change func(*client.V2, context.Context, string, string) (*v2.GroupAnswer, error)) *cobra.Command {
 	return command.NewCall(r, use, short, cobra.ExactArgs(2),
 		func(ctx context.Context, c *client.V2, args []string) (*v2.GroupAnswer, error) {
-			group, err := groupID(ctx, c, args[0])
-			if err != nil {
-				return nil, err
-			}
-			member, err := userOf(ctx, c, args[1])
+			group, member, err := membershipOf(ctx, c, args)
 			if err != nil {
 				return nil, err
 			}
 			return change(c, ctx, group, member)
 		}, showGroup)
+}
+
+// membershipOf returns the group and the member that arguments name.
+func membershipOf(ctx context.Context, c *client.V2, args []string) (group, member string, err error) {
+	if group, err = groupID(ctx, c, args[0]); err != nil {
+		return "", "", err
+	}
+	member, err = userOf(ctx, c, args[1])
+	return group, member, err
 }
 
 func showGroup(out, _ io.Writer, a *v2.GroupAnswer) {

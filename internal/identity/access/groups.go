@@ -126,22 +126,26 @@ func (s *Service) DeleteGroup(ctx context.Context, p authz.Principal, id string)
 		return err
 	}
 	err := s.rows.Commit(ctx, groupEvent(audit.GroupDeleted, p, id), func(tx store.Tx, _ *audit.Event) error {
-		if _, err := s.people.Grantor(tx, p, authz.DeleteGroup); err != nil {
-			return err
-		}
-		if _, err := s.policies.group(tx, p.Tenant, id); err != nil {
-			return err
-		}
-		members, _, err := s.policies.membersOf(tx, p.Tenant)
-		for _, subject := range members[id] {
-			err = errors.Join(err, s.policies.leave(tx, p.Tenant, id, subject))
-		}
-		return errors.Join(err, s.policies.Forget(tx, p.Tenant, id), tx.Delete(groupKey(p.Tenant, id)))
+		return s.deleteGroup(tx, p, id)
 	})
 	if err != nil {
 		return fmt.Errorf("deleting a group: %w", err)
 	}
 	return nil
+}
+
+func (s *Service) deleteGroup(tx store.Tx, p authz.Principal, id string) error {
+	if _, err := s.people.Grantor(tx, p, authz.DeleteGroup); err != nil {
+		return err
+	}
+	if _, err := s.policies.group(tx, p.Tenant, id); err != nil {
+		return err
+	}
+	members, _, err := s.policies.membersOf(tx, p.Tenant)
+	for _, subject := range members[id] {
+		err = errors.Join(err, s.policies.leave(tx, p.Tenant, id, subject))
+	}
+	return errors.Join(err, s.policies.Forget(tx, p.Tenant, id), tx.Delete(groupKey(p.Tenant, id)))
 }
 
 // AddMember makes a user or a ServiceAccount a member of a group, from its next request on. It is no error
@@ -181,19 +185,23 @@ func (s *Service) AddMember(ctx context.Context, p authz.Principal, id, subject 
 // policies do not matter. Errors: fault.Forbidden, fault.NotFound, fault.Unavailable.
 func (s *Service) RemoveMember(ctx context.Context, p authz.Principal, id, subject string) (Group, error) {
 	return s.changeMember(ctx, p, id, subject, func(tx store.Tx, e *audit.Event, is Subject) error {
-		if _, err := s.people.Grantor(tx, p, authz.ChangeGroup); err != nil {
-			return err
-		}
-		groups, err := s.policies.groupsOf(tx, p.Tenant, subject)
-		if err == nil && !slices.Contains(groups, id) {
-			err = records.Refuse(reasonNoMember, errNoMember)
-		}
-		if err != nil {
-			return err
-		}
 		e.Attributes = map[string]string{attributeRemoved: is.Resource.ID}
-		return s.policies.leave(tx, p.Tenant, id, subject)
+		return s.removeMember(tx, p, id, subject)
 	})
+}
+
+func (s *Service) removeMember(tx store.Tx, p authz.Principal, id, subject string) error {
+	if _, err := s.people.Grantor(tx, p, authz.ChangeGroup); err != nil {
+		return err
+	}
+	groups, err := s.policies.groupsOf(tx, p.Tenant, subject)
+	if err == nil && !slices.Contains(groups, id) {
+		err = records.Refuse(reasonNoMember, errNoMember)
+	}
+	if err != nil {
+		return err
+	}
+	return s.policies.leave(tx, p.Tenant, id, subject)
 }
 
 func (s *Service) changeMember(ctx context.Context, p authz.Principal, id, subject string,

@@ -153,27 +153,35 @@ func (s *Service) put(ctx context.Context, p authz.Principal, a authz.Action, t 
 		if err != nil {
 			return err
 		}
-		if err := s.requireCovered(tx, p, a, policy); err != nil {
-			return err
-		}
-		all, err := s.policies.policiesOf(tx, p.Tenant)
-		switch {
-		case err != nil:
-			return err
-		case slices.ContainsFunc(all, func(other Policy) bool { return other.Name == r.Name && other.ID != id }):
-			return records.Refuse(reasonNameTaken, errName)
-		case a == authz.CreatePolicy && len(all) >= maxPolicies:
-			return records.Refuse(reasonTooManyPolicies, errPolicies)
-		}
 		row.Name, row.Rules = r.Name, r.Rules
+		if err := s.putPolicy(tx, p, a, id, row, policy); err != nil {
+			return err
+		}
 		e.Resource.ID, e.Attributes = id, map[string]string{"rules": strconv.Itoa(len(r.Rules))}
 		made = row.policy(id)
-		return s.rows.Put(tx, policyKey(p.Tenant, id), row)
+		return nil
 	})
 	if err != nil {
 		return Policy{}, fmt.Errorf("writing a policy: %w", err)
 	}
 	return made, nil
+}
+
+// putPolicy writes the row of a policy, which is new unless a changes one.
+func (s *Service) putPolicy(tx store.Tx, p authz.Principal, a authz.Action, id string, row policyRow, policy authz.Policy) error {
+	if err := s.requireCovered(tx, p, a, policy); err != nil {
+		return err
+	}
+	all, err := s.policies.policiesOf(tx, p.Tenant)
+	switch {
+	case err != nil:
+		return err
+	case slices.ContainsFunc(all, func(other Policy) bool { return other.Name == row.Name && other.ID != id }):
+		return records.Refuse(reasonNameTaken, errName)
+	case a == authz.CreatePolicy && len(all) >= maxPolicies:
+		return records.Refuse(reasonTooManyPolicies, errPolicies)
+	}
+	return s.rows.Put(tx, policyKey(p.Tenant, id), row)
 }
 
 // requireCovered refuses to give a policy that is wider than what limits p now.
@@ -298,17 +306,13 @@ func (s *Service) Bind(ctx context.Context, p authz.Principal, subject string, p
 	if err := s.guard.Admit(ctx, p, authz.BindPolicy); err != nil {
 		return Binding{}, err
 	}
-	ids := slices.Sorted(slices.Values(policies))
-	if len(ids) > maxBound || len(slices.Compact(slices.Clone(ids))) != len(ids) {
-		return Binding{}, errTooMany
+	row, err := s.binding(p, policies)
+	if err != nil {
+		return Binding{}, err
 	}
 	ready, err := s.Ready.All(ctx)
 	if err != nil {
 		return Binding{}, err
-	}
-	row := bindingRow{Policies: ids, BoundBy: p.ID, BoundAt: s.now().UTC()}
-	if len(ids) == 0 {
-		row.Policies = []string{}
 	}
 	e := audit.Event{Type: audit.PolicyBound, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.PolicyResource}}
 	err = s.rows.Commit(ctx, e, func(tx store.Tx, e *audit.Event) error {
@@ -320,41 +324,59 @@ func (s *Service) Bind(ctx context.Context, p authz.Principal, subject string, p
 		if !ready {
 			return records.Refuse(reasonReplica, errReplica)
 		}
-		if is.Role == authz.Owner {
-			return records.Refuse(reasonOwner, errOwner)
-		}
-		for _, id := range ids {
-			if _, err := s.policies.policy(tx, p.Tenant, id); err != nil {
-				return err
-			}
-		}
-		given, err := s.policies.join(tx, p.Tenant, ids)
-		if err != nil {
+		if err := s.bind(tx, p, subject, is, row); err != nil {
 			return err
-		}
-		if err := s.requireCovered(tx, p, authz.BindPolicy, given); err != nil {
-			return err
-		}
-		all, err := s.policies.bindingsOf(tx, p.Tenant)
-		if err != nil {
-			return err
-		}
-		bound := slices.ContainsFunc(all, func(b Binding) bool { return b.Subject == subject })
-		if !bound && len(all) >= maxBindings {
-			return records.Refuse(reasonTooManyPolicies, errBindings)
 		}
 		if e.Attributes, err = s.people.Withdraw(tx, p.Tenant, subject); err != nil {
 			return err
 		}
-		if len(ids) > 0 {
-			e.Attributes[attributePolicies] = strings.Join(ids, " ")
+		if len(row.Policies) > 0 {
+			e.Attributes[attributePolicies] = strings.Join(row.Policies, " ")
 		}
-		return s.policies.bind(tx, p.Tenant, subject, row)
+		return nil
 	})
 	if err != nil {
 		return Binding{}, fmt.Errorf("binding policies: %w", err)
 	}
 	return Binding{subject, row.Policies, row.BoundBy, row.BoundAt}, nil
+}
+
+// binding returns the row of a binding of these policies.
+func (s *Service) binding(p authz.Principal, policies []string) (bindingRow, error) {
+	ids := slices.AppendSeq([]string{}, slices.Values(policies))
+	slices.Sort(ids)
+	if len(ids) > maxBound || len(slices.Compact(slices.Clone(ids))) != len(ids) {
+		return bindingRow{}, errTooMany
+	}
+	return bindingRow{Policies: ids, BoundBy: p.ID, BoundAt: s.now().UTC()}, nil
+}
+
+// bind writes the binding of a subject, if p may give it.
+func (s *Service) bind(tx store.Tx, p authz.Principal, subject string, is Subject, row bindingRow) error {
+	if is.Role == authz.Owner {
+		return records.Refuse(reasonOwner, errOwner)
+	}
+	for _, id := range row.Policies {
+		if _, err := s.policies.policy(tx, p.Tenant, id); err != nil {
+			return err
+		}
+	}
+	given, err := s.policies.join(tx, p.Tenant, row.Policies)
+	if err != nil {
+		return err
+	}
+	if err := s.requireCovered(tx, p, authz.BindPolicy, given); err != nil {
+		return err
+	}
+	all, err := s.policies.bindingsOf(tx, p.Tenant)
+	if err != nil {
+		return err
+	}
+	bound := slices.ContainsFunc(all, func(b Binding) bool { return b.Subject == subject })
+	if !bound && len(all) >= maxBindings {
+		return records.Refuse(reasonTooManyPolicies, errBindings)
+	}
+	return s.policies.bind(tx, p.Tenant, subject, row)
 }
 
 // Unbind takes a subject's policies away, so it may do on all paths what its scopes permit. Only
@@ -372,27 +394,32 @@ func (s *Service) Unbind(ctx context.Context, p authz.Principal, subject string)
 			return err
 		}
 		e.Resource = is.Resource
-		by, err := s.people.Grantor(tx, p, authz.UnbindPolicy)
-		if err != nil {
-			return err
-		}
-		bound, err := s.policies.IsBound(tx, p.Tenant, subject)
-		switch {
-		case err != nil:
-			return err
-		case by.Access.IsLimited() && !isGroup(subject):
-			return records.Refuse(ReasonBeyond, errBeyond)
-		case is.Role == authz.Limited:
-			return records.Refuse(reasonLimited, errLimited)
-		case !bound:
-			return records.Refuse(reasonNoBinding, errNoBinding)
-		}
-		return s.policies.Forget(tx, p.Tenant, subject)
+		return s.unbind(tx, p, subject, is)
 	})
 	if err != nil {
 		return fmt.Errorf("unbinding policies: %w", err)
 	}
 	return nil
+}
+
+// unbind deletes the binding of a subject, if p may.
+func (s *Service) unbind(tx store.Tx, p authz.Principal, subject string, is Subject) error {
+	by, err := s.people.Grantor(tx, p, authz.UnbindPolicy)
+	if err != nil {
+		return err
+	}
+	bound, err := s.policies.IsBound(tx, p.Tenant, subject)
+	switch {
+	case err != nil:
+		return err
+	case by.Access.IsLimited() && !isGroup(subject):
+		return records.Refuse(ReasonBeyond, errBeyond)
+	case is.Role == authz.Limited:
+		return records.Refuse(reasonLimited, errLimited)
+	case !bound:
+		return records.Refuse(reasonNoBinding, errNoBinding)
+	}
+	return s.policies.Forget(tx, p.Tenant, subject)
 }
 
 // Question asks whether somebody may do something on a path.

@@ -21,6 +21,15 @@ func (r *refusal) Unwrap() error { return r.error }
 // and the reason, and the caller gets err.
 func Refuse(reason string, err error) error { return &refusal{reason, err} }
 
+// ReasonOf returns the reason of a refusal, and false for every other error.
+func ReasonOf(err error) (reason string, ok bool) {
+	var refused *refusal
+	if ok = errors.As(err, &refused); ok {
+		reason = refused.reason
+	}
+	return reason, ok
+}
+
 // Commit makes a change together with its one entry. A change that returns a refusal must have
 // written nothing.
 func (s *Store) Commit(ctx context.Context, e audit.Event, change func(tx store.Tx, e *audit.Event) error) error {
