@@ -43,7 +43,7 @@ var ours = map[string]string{
 	"internal/cli/command": "internal/cli/profile internal/secret internal/diagnosis api/openapi/v2 api/client internal/offline internal/audit internal/audit/verify internal/dualsig internal/fault",
 	"internal/dumps":       "",
 
-	"internal/app": "controllers controllers/admission controllers/cluster server server/gate internal/config internal/offline internal/buildinfo internal/vault internal/vault/pathindex internal/transit internal/names internal/dryrun internal/identity " +
+	"internal/app": "controllers controllers/admission controllers/cluster server server/gate internal/config internal/offline internal/buildinfo internal/vault internal/vault/pathindex internal/transit internal/names internal/names/past internal/dryrun internal/identity " +
 		"internal/identity/tokenreview internal/connections internal/egress internal/webhooks internal/vault/lifetime internal/mail internal/sealingkey internal/custody internal/backup internal/backup/commits internal/backup/schedule internal/keyring internal/logs internal/audit internal/audit/guard internal/audit/keeper internal/audit/reader internal/audit/verify internal/audit/writer internal/authz " +
 		"internal/compliance internal/compliance/assessor internal/compliance/report internal/diagnosis internal/health internal/inspection internal/objects internal/otlp internal/clock internal/quota internal/durable " +
 		"internal/sealing internal/kms internal/memory internal/metrics internal/state internal/state/watch internal/store internal/store/bolt internal/store/format internal/store/postgres internal/fault",
@@ -91,7 +91,7 @@ var ours = map[string]string{
 	"api/v1alpha1":   "api/v1beta1",
 	"config/crd":     "",
 
-	"internal/vault":                "internal/settings internal/vault/bounds internal/vault/details internal/vault/history internal/vault/idempotency internal/vault/kept internal/vault/lastread internal/vault/lifetime internal/vault/listing internal/vault/nameindex internal/vault/pathindex internal/vault/mac internal/vault/record internal/keyring internal/audit internal/audit/chain internal/audit/guard internal/audit/verify internal/authz internal/state internal/store internal/store/format internal/frame internal/fault internal/secret",
+	"internal/vault":                "internal/names/past internal/settings internal/vault/bounds internal/vault/details internal/vault/history internal/vault/idempotency internal/vault/kept internal/vault/lastread internal/vault/lifetime internal/vault/listing internal/vault/nameindex internal/vault/pathindex internal/vault/mac internal/vault/record internal/keyring internal/audit internal/audit/chain internal/audit/guard internal/audit/verify internal/authz internal/state internal/store internal/store/format internal/frame internal/fault internal/secret",
 	"internal/settings":             "internal/vault/mac internal/vault/record internal/audit internal/audit/guard internal/authz internal/store internal/store/format internal/fault",
 	"internal/vault/bounds":         "internal/fault internal/secret",
 	"internal/vault/details":        "internal/vault/mac internal/authz internal/store internal/store/format internal/fault",
@@ -108,12 +108,13 @@ var ours = map[string]string{
 	"internal/sealingkey":           "api/v1beta1 internal/keyring internal/audit internal/audit/guard internal/audit/reader internal/authz internal/sealing internal/envelope internal/store internal/fault internal/secret",
 	"internal/identity/tokenreview": "internal/identity internal/fault",
 	"internal/dryrun":               "internal/audit internal/audit/guard internal/audit/reader internal/authz internal/identity/access internal/identity/records internal/state internal/store internal/store/overlay internal/vault/record internal/fault",
-	"internal/names":                "internal/audit internal/audit/guard internal/authz internal/identity internal/state internal/store internal/transit internal/vault/record internal/fault",
+	"internal/names/past":         "internal/settings internal/vault/mac internal/keyring internal/authz internal/state internal/store internal/fault",
+	"internal/names":                "internal/names/past internal/audit internal/audit/guard internal/authz internal/identity internal/state internal/store internal/transit internal/vault/record internal/fault",
 	"internal/custody":              "internal/keyring internal/kms internal/audit internal/audit/guard internal/authz internal/store internal/fault",
 	"internal/transit":              "internal/keyring internal/audit internal/audit/guard internal/authz internal/envelope internal/dualsig internal/state internal/store internal/frame internal/fault internal/secret",
 	"internal/identity": "internal/identity/access internal/identity/apikey internal/identity/email internal/identity/password internal/identity/records internal/identity/throttle internal/identity/tenant internal/identity/ticket internal/identity/token " +
-		"internal/mail internal/envelope internal/keyring internal/audit internal/audit/guard internal/audit/verify internal/audit/writer internal/authz internal/state internal/store internal/store/format internal/fault internal/secret",
-	"internal/identity/access":     "internal/identity/records internal/identity/tenant internal/audit internal/audit/guard internal/authz internal/store internal/store/format internal/fault",
+		"internal/names/past internal/mail internal/envelope internal/keyring internal/audit internal/audit/guard internal/audit/verify internal/audit/writer internal/authz internal/state internal/store internal/store/format internal/fault internal/secret",
+	"internal/identity/access":     "internal/names/past internal/identity/records internal/identity/tenant internal/audit internal/audit/guard internal/authz internal/store internal/store/format internal/fault",
 	"internal/identity/apikey":     "internal/identity/records internal/identity/tenant internal/identity/token internal/audit internal/authz internal/store internal/fault",
 	"internal/identity/email":      "internal/fault",
 	"internal/identity/password":   "internal/memory internal/fault internal/secret",
@@ -193,7 +194,7 @@ var ours = map[string]string{
 	"test/chaos":    "",
 	"test/audittest": "internal/audit internal/audit/chain internal/audit/entries internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/authz internal/dualsig " +
 		"internal/fault internal/frame internal/objects internal/store internal/store/bolt internal/store/postgres test/pgtest test/storetest",
-	"test/servertest": "internal/state internal/names internal/dryrun api/openapi api/openapi/v2 internal/audit internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/authz internal/backup " +
+	"test/servertest": "internal/state internal/names internal/names/past internal/dryrun api/openapi api/openapi/v2 internal/audit internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/authz internal/backup " +
 		"internal/compliance internal/compliance/assessor internal/compliance/report internal/custody internal/dualsig internal/fault " +
 		"internal/identity internal/keyring internal/kms internal/health internal/mail internal/objects internal/sealing " +
 		"internal/sealingkey internal/secret internal/store internal/store/bolt internal/store/postgres internal/transit internal/vault internal/webhooks server " +

@@ -32,6 +32,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/mail"
 	"github.com/latticekeep/latticekeep/internal/metrics"
 	"github.com/latticekeep/latticekeep/internal/names"
+	"github.com/latticekeep/latticekeep/internal/names/past"
 	"github.com/latticekeep/latticekeep/internal/objects"
 	"github.com/latticekeep/latticekeep/internal/offline"
 	"github.com/latticekeep/latticekeep/internal/quota"
@@ -330,7 +331,8 @@ func (s *service) run(ctx context.Context, l net.Listener, config server.Config,
 	s.vault.Lifetimes.Remind = s.remind
 	s.webhooks = webhooks.New(s.store, s.guard, s.keys, s.now)
 	config.Webhooks = s.webhooks
-	config.Names = names.New(s.store, s.guard, s.identity, s.transit)
+	s.names = &past.Sweeper{Names: past.New(s.keys, s.now), Store: s.store}
+	config.Names = names.New(s.store, s.guard, s.identity, s.transit, s.names.Names)
 	config.DryRun = dryrun.New(s.store, s.guard, s.reader, s.identity.Access, s.now)
 	config.Sealing, config.Custody, config.Recipients = s.sealing, s.custody, s.recipients
 	if s.dev || len(s.recipients) > 0 {

@@ -28,6 +28,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/mail"
 	"github.com/latticekeep/latticekeep/internal/memory"
 	"github.com/latticekeep/latticekeep/internal/metrics"
+	"github.com/latticekeep/latticekeep/internal/names/past"
 	"github.com/latticekeep/latticekeep/internal/quota"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/lifetime"
@@ -43,6 +44,7 @@ type service struct {
 	mails    mail.Transport
 	sender   string                    // sender of e-mails
 	webhooks *webhooks.Service         // made by run
+	names    *past.Sweeper             // likewise: erases past names
 	egress   *egress.Client            // calls addresses that tenants name
 	cluster  *rest.Config              // nil without an operator
 	tenants  map[string]authz.TenantID // tenants by namespace
@@ -243,6 +245,9 @@ func (s *service) maintainOnce(ctx context.Context) {
 	}
 	if _, err := s.vault.Sweep(ctx); err != nil && ctx.Err() == nil {
 		s.logger.Error("deleting expired idempotency keys failed; retrying", "in", maintenance, "error", err)
+	}
+	if _, err := s.names.Sweep(ctx); err != nil && ctx.Err() == nil {
+		s.logger.Error("erasing past names failed; retrying", "in", maintenance, "error", err)
 	}
 	if err := s.compliance.AssessAll(ctx); err != nil && ctx.Err() == nil {
 		s.logger.Error("assessing tenants failed; retrying", "in", maintenance, "error", err)

@@ -246,6 +246,12 @@ stdout never
 stderr 'no setting has this path'
 latticekeep settings --must-expire 'ci/**' -o json
 stdout '"never_expires_paths": \[\]'
+latticekeep settings
+stdout '^names-kept-days +400$'
+latticekeep settings --names-kept-days 30
+stdout '^names-kept-days +30$'
+! latticekeep settings --names-kept-days 4000
+stderr 422
 ! latticekeep renew ci/key --never-expires
 latticekeep rm ci/key --purge --yes
 

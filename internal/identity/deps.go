@@ -10,6 +10,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/identity/access"
 	"github.com/latticekeep/latticekeep/internal/identity/records"
 	"github.com/latticekeep/latticekeep/internal/keyring"
+	"github.com/latticekeep/latticekeep/internal/names/past"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
@@ -22,6 +23,7 @@ type deps struct {
 	now   func() time.Time
 
 	policies *access.Store
+	past     past.Names
 }
 
 // deny records that p may not do a, and returns err.

@@ -44,6 +44,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/identity/token"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/mail"
+	"github.com/latticekeep/latticekeep/internal/names/past"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
@@ -66,7 +67,7 @@ type Service struct {
 func newParts(s store.Store, guard *guard.Guard, keys *keyring.Ring, now func() time.Time) *Service {
 	rows := records.New(s, guard, keys)
 	policies := access.NewStore(rows)
-	d := &deps{store: s, guard: guard, keys: keys, rows: rows, now: now, policies: policies}
+	d := &deps{store: s, guard: guard, keys: keys, rows: rows, now: now, policies: policies, past: past.New(keys, now)}
 	outbox := mail.NewOutbox(s, keys, now)
 	hashes := new(password.Hasher)
 	tickets := ticket.NewStore(rows, now)
@@ -81,7 +82,7 @@ func newParts(s store.Store, guard *guard.Guard, keys *keyring.Ring, now func() 
 	members := &members{d, tenants, users, grants, tickets, outbox}
 	people := access.People{Grantor: grants.currentRights, Subject: grants.subject, Withdraw: grants.withdraw}
 	return &Service{
-		deps: d, Service: administration, Access: access.NewService(policies, s, guard, rows, people, now), tenants: tenants, sessions: sessions, grants: grants, users: users,
+		deps: d, Service: administration, Access: access.NewService(policies, s, guard, rows, people, d.past, now), tenants: tenants, sessions: sessions, grants: grants, users: users,
 		apiKeys:         &apiKeys{deps: d, tenants: tenants, grants: grants, members: members, outbox: outbox},
 		signIns:         &signIns{d, users, sessions, tickets, throttle.New(s, rows), outbox, hashes},
 		members:         members,

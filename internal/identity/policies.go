@@ -142,6 +142,9 @@ func (s *grants) deleteKey(tx store.Tx, n apikey.Name) (bool, error) {
 	if err != nil || !found {
 		return false, err
 	}
+	if err := s.past.Keep(tx, n.Tenant, audit.APIKeyResource, n.ID, row.Name); err != nil {
+		return true, err
+	}
 	if _, err := s.apiKeys.Delete(tx, n); err != nil {
 		return true, err
 	}

@@ -261,10 +261,11 @@ func (s *users) removeLapsed(tx store.Tx, m member) error {
 	return errors.Join(err, s.deleteUser(tx, m.account, m.row))
 }
 
-// deleteUser removes a user with its sessions, tickets, address, password, policies and memberships.
+// deleteUser removes a user with its sessions, tickets, address, password, policies and memberships. The
+// address is kept for readers of the log.
 func (s *users) deleteUser(tx store.Tx, a account, row userRow) error {
 	_, err := s.sessions.endSessions(tx, a.User, "")
-	return errors.Join(err, s.tickets.DropUser(tx, a.User), tx.Delete(emailKey(s.emailHash(row.Email))),
+	return errors.Join(err, s.past.Keep(tx, a.Tenant, audit.UserResource, a.User, row.Email), s.tickets.DropUser(tx, a.User), tx.Delete(emailKey(s.emailHash(row.Email))),
 		tx.Delete(passwordKey(a.User, row.Password)), tx.Delete(userKey(a)), s.policies.Forget(tx, a.Tenant, a.User),
 		s.policies.LeaveAll(tx, a.Tenant, a.User))
 }

@@ -27,6 +27,23 @@ type Settings struct {
 	// NeverExpires are the globs of the paths on which a credential may never expire, sorted, in the form of
 	// [authz.NormalizeName].
 	NeverExpires []string `json:"never_expires_paths,omitempty"`
+	// NamesKept is how many days the names of what is gone or has another name are kept, nil for
+	// [DefaultNamesKept].
+	NamesKept *int `json:"names_kept_days,omitempty"`
+}
+
+// Days for which past names are kept. 0 is for none.
+const (
+	DefaultNamesKept = 400
+	MaxNamesKept     = 3650
+)
+
+// NamesKeptDays returns for how many days past names are kept.
+func (s Settings) NamesKeptDays() int {
+	if s.NamesKept == nil {
+		return DefaultNamesKept
+	}
+	return *s.NamesKept
 }
 
 // MayNeverExpire reports whether a credential with a name may never expire.
@@ -40,6 +57,7 @@ func (s Settings) MayNeverExpire(name string) bool {
 // Change says what is to be other than it is. A nil field stays as it is.
 type Change struct {
 	NeverExpires *[]string
+	NamesKept    *int
 }
 
 // Family begins the keys of the rows, one for each tenant.
@@ -70,12 +88,18 @@ var (
 const (
 	attributeNeverExpires = "never_expires_paths"        // number of paths
 	attributeDigest       = "never_expires_paths_digest" // keyed hash of the paths; an entry holds no names
+	attributeNamesKept    = "names_kept_days"
 	reasonReplicas        = "earlier_replicas"
 )
 
 // Of returns the settings of a tenant as a transaction sees them. Error: fault.Internal for a damaged row.
 func (k *Keeper) Of(rd store.Reader, tenant authz.TenantID) (Settings, error) {
-	row, err := mac.Get[Settings](k.rows, rd, key(tenant))
+	return Of(k.rows, rd, tenant)
+}
+
+// Of is [Keeper.Of] of rows.
+func Of(rows mac.Rows, rd store.Reader, tenant authz.TenantID) (Settings, error) {
+	row, err := mac.Get[Settings](rows, rd, key(tenant))
 	if err != nil || row == nil {
 		return Settings{}, err
 	}
@@ -135,6 +159,9 @@ func (k *Keeper) Change(ctx context.Context, p authz.Principal, c Change) (Setti
 			return Settings{}, err
 		}
 	}
+	if days := c.NamesKept; days != nil && (*days < 0 || *days > MaxNamesKept) {
+		return Settings{}, fault.New(fault.Invalid, fmt.Sprintf("names_kept_days is from 0 to %d", MaxNamesKept))
+	}
 	e := event(audit.SettingsChanged, p)
 	if p.Access.IsLimited() {
 		return Settings{}, k.guard.Refuse(ctx, e, audit.Denied, string(authz.OutsidePolicy), errLimited)
@@ -153,6 +180,9 @@ func (k *Keeper) Change(ctx context.Context, p authz.Principal, c Change) (Setti
 		}
 		if c.NeverExpires != nil {
 			after.NeverExpires = paths
+		}
+		if c.NamesKept != nil {
+			after.NamesKept = c.NamesKept
 		}
 		if err := format.Raise(tx, format.Settings, format.Settings); err != nil {
 			return err
@@ -177,6 +207,7 @@ func (k *Keeper) attributes(tenant authz.TenantID, s Settings) map[string]string
 	}
 	return map[string]string{
 		attributeNeverExpires: strconv.Itoa(len(s.NeverExpires)),
+		attributeNamesKept:    strconv.Itoa(s.NamesKeptDays()),
 		attributeDigest:       k.rows.KeyedHex("latticekeep/never-expires-paths/v1", fields...)[:32],
 	}
 }

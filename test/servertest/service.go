@@ -34,6 +34,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/kms"
 	"github.com/latticekeep/latticekeep/internal/mail"
 	"github.com/latticekeep/latticekeep/internal/names"
+	"github.com/latticekeep/latticekeep/internal/names/past"
 	"github.com/latticekeep/latticekeep/internal/objects"
 	"github.com/latticekeep/latticekeep/internal/sealingkey"
 	"github.com/latticekeep/latticekeep/internal/state"
@@ -96,7 +97,7 @@ func assembleAt(t testing.TB, url string, open Open, change ...func(*server.Conf
 	s.Custody = custody.New(s.Store, s.Guard, s.Keys, custody.Options{Now: now, Destroy: func(context.Context, string) (kms.Destruction, error) {
 		return kms.Destruction{When: now().Add(7 * 24 * time.Hour), Undo: "ask for it"}, nil
 	}})
-	s.Names = names.New(s.Store, s.Guard, s.Identity, s.Transit)
+	s.Names = names.New(s.Store, s.Guard, s.Identity, s.Transit, past.New(s.Keys, now))
 	s.DryRun = dryrun.New(s.Store, s.Guard, s.Reader, s.Identity.Access, now)
 	s.PublicURL = "http://127.0.0.1"
 	s.Limits = gate.Limits{V1: Plenty, V2: Plenty, Address: Plenty, Registrations: Plenty, Patience: Patience}

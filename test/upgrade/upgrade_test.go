@@ -491,7 +491,7 @@ var rows = map[string]string{
 	"access/":      "later than the fixture",
 	"released/":    "later than the fixture",
 
-	"kept/": "later than the fixture", "kept-rules/": "later than the fixture", "settings/": "later than the fixture", "details/": "later than the fixture", "last-read/": "later than the fixture", "lifetime/": "later than the fixture",
+	"kept/": "later than the fixture", "kept-rules/": "later than the fixture", "settings/": "later than the fixture", "details/": "later than the fixture", "last-read/": "later than the fixture", "past-name/": "later than the fixture", "lifetime/": "later than the fixture",
 	"webhook/": "later than the fixture", "webhook-delivery/": "later than the fixture", "webhook-outbox/": "later than the fixture", "webhook-attempt/": "later than the fixture",
 	"credential-path/": "later than the fixture: a start makes them of what is there", "credential-paths": "likewise",
 

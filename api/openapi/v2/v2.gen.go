@@ -1018,6 +1018,7 @@ func (e KMSKeyListSuccess) Valid() bool {
 const (
 	NameTypeApiKey     NameType = "api_key"
 	NameTypeCredential NameType = "credential"
+	NameTypeGroup      NameType = "group"
 	NameTypeKey        NameType = "key"
 	NameTypeUser       NameType = "user"
 )
@@ -1028,6 +1029,8 @@ func (e NameType) Valid() bool {
 	case NameTypeApiKey:
 		return true
 	case NameTypeCredential:
+		return true
+	case NameTypeGroup:
 		return true
 	case NameTypeKey:
 		return true
@@ -2993,11 +2996,16 @@ type MemberList struct {
 
 // Name defines model for Name.
 type Name struct {
-	Id string `json:"id"`
+	// Gone It is deleted. Absent otherwise.
+	Gone *bool  `json:"gone,omitempty"`
+	Id   string `json:"id"`
 
-	// Name What it is called; of a user, the e-mail address.
-	Name string   `json:"name"`
-	Type NameType `json:"type"`
+	// Name What it is called; of a user, the e-mail address. Of what is gone, what it was called last.
+	Name string `json:"name"`
+
+	// PastNames What else it was called, newest first. Absent if there is nothing that is kept.
+	PastNames *[]string `json:"past_names,omitempty"`
+	Type      NameType  `json:"type"`
 }
 
 // NameType defines model for Name.Type.
@@ -3626,6 +3634,9 @@ type SessionList struct {
 
 // Settings defines model for Settings.
 type Settings struct {
+	// NamesKeptDays For how many days past names are kept.
+	NamesKeptDays int `json:"names_kept_days"`
+
 	// NeverExpiresPaths The globs of the paths on which credentials may never expire, sorted.
 	NeverExpiresPaths []string  `json:"never_expires_paths"`
 	Success           Succeeded `json:"success"`
@@ -3633,7 +3644,14 @@ type Settings struct {
 
 // SettingsRequest defines model for SettingsRequest.
 type SettingsRequest struct {
+	// NamesKeptDays For how many days the names of what is deleted or has another name are kept for readers of the log. 0 erases all.
+	//
+	// Example: 400
+	NamesKeptDays *int `json:"names_kept_days,omitempty"`
+
 	// NeverExpiresPaths All globs of paths on which credentials may never expire, as in a policy.
+	//
+	// Example: ["ci/**"]
 	NeverExpiresPaths *[]string `json:"never_expires_paths,omitempty"`
 }
 

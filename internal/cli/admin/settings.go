@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"slices"
+	"strconv"
 
 	"github.com/spf13/cobra"
 
@@ -16,6 +17,7 @@ func NewSettingsCommand() *cobra.Command {
 	var r command.Server
 	var f command.Format
 	var may, must []string
+	var names int
 	cmd := &cobra.Command{
 		Use:   "settings",
 		Short: "Print or change what the admins of a tenant decide for all of it",
@@ -23,8 +25,11 @@ func NewSettingsCommand() *cobra.Command {
 
 Credentials expire. Only on the paths of --never-expires, which are globs, may somebody
 store one that does not. --must-expire takes such a path away: what was stored there
-without an end stays so until latticekeep renew --ttl-days gives it one. The API key
-needs the scope account:admin.`,
+without an end stays so until latticekeep renew --ttl-days gives it one.
+
+Readers of the audit log learn for --names-kept-days what somebody or something was
+called that is gone or has another name; 0 erases these names. The API key needs the
+scope account:admin.`,
 		Example: `  latticekeep settings
   latticekeep settings --never-expires 'ci/**'`,
 		Args: cobra.NoArgs,
@@ -36,7 +41,11 @@ needs the scope account:admin.`,
 			if err != nil {
 				return err
 			}
-			s, err := settings(cmd.Context(), c, may, must)
+			var kept *int
+			if cmd.Flags().Changed("names-kept-days") {
+				kept = &names
+			}
+			s, err := settings(cmd.Context(), c, may, must, kept)
 			if err != nil {
 				return err
 			}
@@ -45,6 +54,7 @@ needs the scope account:admin.`,
 				for _, path := range s.NeverExpiresPaths {
 					rows = append(rows, []string{"never-expires", command.Printable(path)})
 				}
+				rows = append(rows, []string{"names-kept-days", strconv.Itoa(s.NamesKeptDays)})
 				command.Table(out, "SETTING VALUE", rows)
 			})
 		},
@@ -53,20 +63,26 @@ needs the scope account:admin.`,
 	f.Register(cmd)
 	cmd.Flags().StringArrayVar(&may, "never-expires", nil, "glob of paths on which credentials may never expire; may be repeated")
 	cmd.Flags().StringArrayVar(&must, "must-expire", nil, "glob that --never-expires had, to take away; may be repeated")
+	cmd.Flags().IntVar(&names, "names-kept-days", 0, "days for which past names are kept, 0 to 3650 (400 until somebody changes it)")
 	return cmd
 }
 
-// settings adds and takes away paths on which credentials may never expire, and returns the settings.
-func settings(ctx context.Context, c *client.V2, may, must []string) (*v2.Settings, error) {
+// settings adds and takes away paths on which credentials may never expire, sets for how many days past
+// names are kept, and returns the settings.
+func settings(ctx context.Context, c *client.V2, may, must []string, names *int) (*v2.Settings, error) {
 	s, err := c.GetSettings(ctx)
-	if err != nil || len(may)+len(must) == 0 {
+	if err != nil || len(may)+len(must) == 0 && names == nil {
 		return s, err
 	}
+	to := v2.SettingsRequest{NamesKeptDays: names}
 	for _, path := range must {
 		if !slices.Contains(s.NeverExpiresPaths, path) {
 			return nil, command.UsageError("--must-expire " + command.Printable(path) + ": no setting has this path; latticekeep settings prints those that there are")
 		}
 	}
-	paths := slices.DeleteFunc(append(s.NeverExpiresPaths, may...), func(path string) bool { return slices.Contains(must, path) })
-	return c.ChangeSettings(ctx, v2.SettingsRequest{NeverExpiresPaths: &paths})
+	if len(may)+len(must) > 0 {
+		paths := slices.DeleteFunc(append(s.NeverExpiresPaths, may...), func(path string) bool { return slices.Contains(must, path) })
+		to.NeverExpiresPaths = &paths
+	}
+	return c.ChangeSettings(ctx, to)
 }

@@ -20,7 +20,7 @@ import (
 const mostIDs = 200
 
 // names maps the ids in entries to the names of what they are of. It lacks what has none any more.
-type names map[string]string
+type names map[string]v2.Name
 
 // findNames asks what the actors and resources of entries are called.
 func findNames(ctx context.Context, c *client.V2, entries []v2.AuditEntry) (names, error) {
@@ -40,7 +40,7 @@ func findNames(ctx context.Context, c *client.V2, entries []v2.AuditEntry) (name
 			return nil, fmt.Errorf("finding out names, for which the API key needs the scope audit:names: %w", err)
 		}
 		for _, n := range found.Names {
-			all[n.Id] = n.Name
+			all[n.Id] = n
 		}
 	}
 	return all, nil
@@ -50,8 +50,12 @@ func findNames(ctx context.Context, c *client.V2, entries []v2.AuditEntry) (name
 func (n names) cells(e *v2.AuditEntry) []string {
 	name := func(r v2.AuditReference) string {
 		switch name, ok := n[r.Id]; {
+		case ok && name.Gone != nil:
+			return command.Printable(name.Name) + " (gone)"
+		case ok && name.PastNames != nil:
+			return command.Printable(name.Name) + " (was " + command.Printable((*name.PastNames)[0]) + ")"
 		case ok:
-			return command.Printable(name)
+			return command.Printable(name.Name)
 		case r.Id == "":
 			return r.Type
 		}
@@ -94,7 +98,7 @@ func (n names) writeCSV(w *csv.Writer, entries []v2.AuditEntry) error {
 		}
 		row := []string{
 			strconv.FormatInt(e.Sequence, 10), e.Timestamp.UTC().Format(time.RFC3339Nano), string(e.EventType), string(e.Outcome), e.Attributes["reason"],
-			e.Actor.Type, e.Actor.Id, n[e.Actor.Id], e.Resource.Type, e.Resource.Id, n[e.Resource.Id], e.SourceIp, e.RequestId, string(attributes),
+			e.Actor.Type, e.Actor.Id, n[e.Actor.Id].Name, e.Resource.Type, e.Resource.Id, n[e.Resource.Id].Name, e.SourceIp, e.RequestId, string(attributes),
 		}
 		for i := range row {
 			row[i] = inert(row[i])

@@ -103,6 +103,11 @@ func (s *Service) putGroup(ctx context.Context, p authz.Principal, a authz.Actio
 		case a == authz.CreateGroup && len(all) >= maxGroups:
 			return records.Refuse(reasonTooManyGroups, errGroups)
 		}
+		if row.Name != name {
+			if err := s.past.Keep(tx, p.Tenant, audit.GroupResource, id, row.Name); err != nil {
+				return err
+			}
+		}
 		row.Name = name
 		e.Resource.ID = id
 		made = row.group(id)
@@ -138,14 +143,16 @@ func (s *Service) deleteGroup(tx store.Tx, p authz.Principal, id string) error {
 	if _, err := s.people.Grantor(tx, p, authz.DeleteGroup); err != nil {
 		return err
 	}
-	if _, err := s.policies.group(tx, p.Tenant, id); err != nil {
+	row, err := s.policies.group(tx, p.Tenant, id)
+	if err != nil {
 		return err
 	}
 	members, _, err := s.policies.membersOf(tx, p.Tenant)
 	for _, subject := range members[id] {
 		err = errors.Join(err, s.policies.leave(tx, p.Tenant, id, subject))
 	}
-	return errors.Join(err, s.policies.Forget(tx, p.Tenant, id), tx.Delete(groupKey(p.Tenant, id)))
+	return errors.Join(err, s.past.Keep(tx, p.Tenant, audit.GroupResource, id, row.Name),
+		s.policies.Forget(tx, p.Tenant, id), tx.Delete(groupKey(p.Tenant, id)))
 }
 
 // AddMember makes a user or a ServiceAccount a member of a group, from its next request on. It is no error

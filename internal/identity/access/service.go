@@ -15,6 +15,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/identity/records"
 	"github.com/latticekeep/latticekeep/internal/identity/tenant"
+	"github.com/latticekeep/latticekeep/internal/names/past"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/format"
 )
@@ -43,14 +44,15 @@ type Service struct {
 	guard    *guard.Guard
 	rows     *records.Store
 	people   People
+	past     past.Names
 	now      func() time.Time
 
 	Ready format.Readers // asks about [format.Policies]
 }
 
 // NewService returns the service of the policies in s.
-func NewService(policies *Store, s store.Store, guard *guard.Guard, rows *records.Store, people People, now func() time.Time) *Service {
-	return &Service{policies: policies, store: s, guard: guard, rows: rows, people: people, now: now}
+func NewService(policies *Store, s store.Store, guard *guard.Guard, rows *records.Store, people People, past past.Names, now func() time.Time) *Service {
+	return &Service{policies: policies, store: s, guard: guard, rows: rows, people: people, past: past, now: now}
 }
 
 var (

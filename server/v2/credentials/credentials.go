@@ -448,7 +448,7 @@ func (a *API) ChangeSettings(c *gin.Context) {
 		if err := call.Decode(&body); err != nil {
 			return nil, err
 		}
-		return tenantSettings(a.vault.Settings.Change(ctx, call.Principal(), settings.Change{NeverExpires: body.NeverExpiresPaths}))
+		return tenantSettings(a.vault.Settings.Change(ctx, call.Principal(), settings.Change{NeverExpires: body.NeverExpiresPaths, NamesKept: body.NamesKeptDays}))
 	})
 }
 
@@ -456,7 +456,7 @@ func tenantSettings(s settings.Settings, err error) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return api.Settings{Success: true, NeverExpiresPaths: append([]string{}, s.NeverExpires...)}, nil
+	return api.Settings{Success: true, NeverExpiresPaths: append([]string{}, s.NeverExpires...), NamesKeptDays: s.NamesKeptDays()}, nil
 }
 
 // DeleteCredential deletes a credential permanently.
