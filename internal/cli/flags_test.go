@@ -28,6 +28,7 @@ var numbers = map[string]struct{ args, pointer, reason string }{
 	"compliance report --head":    {"--framework soc2 --output none", "paths//api/v2/compliance/report/get/parameters/head", ""},
 	"audit verify --from":         {"", "paths//api/v2/audit/entries/{sequence}/get/parameters/sequence", ""},
 	"audit verify --to":           {"", "paths//api/v2/audit/entries/{sequence}/get/parameters/sequence", ""},
+	"settings --names-kept-days":  {"", "components/schemas/SettingsRequest/properties/names_kept_days", ""},
 	"put --ttl-days":              {"x", "", "no request has it before the credential is looked for"},
 	"get --version":               {"x", "", "the credential is looked for first"},
 	"renew --ttl-days":            {"x", "", "the credential is looked for first"},

@@ -17,7 +17,7 @@ func NewSettingsCommand() *cobra.Command {
 	var r command.Server
 	var f command.Format
 	var may, must []string
-	var names int
+	var names *int
 	cmd := &cobra.Command{
 		Use:   "settings",
 		Short: "Print or change what the admins of a tenant decide for all of it",
@@ -41,11 +41,7 @@ scope account:admin.`,
 			if err != nil {
 				return err
 			}
-			var kept *int
-			if cmd.Flags().Changed("names-kept-days") {
-				kept = &names
-			}
-			s, err := settings(cmd.Context(), c, may, must, kept)
+			s, err := settings(cmd.Context(), c, may, must, names)
 			if err != nil {
 				return err
 			}
@@ -63,26 +59,27 @@ scope account:admin.`,
 	f.Register(cmd)
 	cmd.Flags().StringArrayVar(&may, "never-expires", nil, "glob of paths on which credentials may never expire; may be repeated")
 	cmd.Flags().StringArrayVar(&must, "must-expire", nil, "glob that --never-expires had, to take away; may be repeated")
-	cmd.Flags().IntVar(&names, "names-kept-days", 0, "days for which past names are kept, 0 to 3650 (400 until somebody changes it)")
+	command.Int(cmd, &names, "names-kept-days", 0, 3650, "days for which past names are kept (400 until somebody changes it)")
 	return cmd
 }
 
 // settings adds and takes away paths on which credentials may never expire, sets for how many days past
 // names are kept, and returns the settings.
 func settings(ctx context.Context, c *client.V2, may, must []string, names *int) (*v2.Settings, error) {
+	to := v2.SettingsRequest{NamesKeptDays: names}
+	if len(may)+len(must) == 0 && names != nil {
+		return c.ChangeSettings(ctx, to)
+	}
 	s, err := c.GetSettings(ctx)
-	if err != nil || len(may)+len(must) == 0 && names == nil {
+	if err != nil || len(may)+len(must) == 0 {
 		return s, err
 	}
-	to := v2.SettingsRequest{NamesKeptDays: names}
 	for _, path := range must {
 		if !slices.Contains(s.NeverExpiresPaths, path) {
 			return nil, command.UsageError("--must-expire " + command.Printable(path) + ": no setting has this path; latticekeep settings prints those that there are")
 		}
 	}
-	if len(may)+len(must) > 0 {
-		paths := slices.DeleteFunc(append(s.NeverExpiresPaths, may...), func(path string) bool { return slices.Contains(must, path) })
-		to.NeverExpiresPaths = &paths
-	}
+	paths := slices.DeleteFunc(append(s.NeverExpiresPaths, may...), func(path string) bool { return slices.Contains(must, path) })
+	to.NeverExpiresPaths = &paths
 	return c.ChangeSettings(ctx, to)
 }
