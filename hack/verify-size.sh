@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Fails when the program, stripped and for amd64, is larger than its budget. Usage: hack/verify-size.sh PROGRAM
 #
-# docs/adr/0014-size.md has the reasons. It was 80 MB, and 2 MB more came for the diagnosis, restores to a time and the log
-# of commits. A later change may raise the budget by at most 4 MB, up to 90 MB in all,
+# docs/adr/0014-size.md has the reasons. It was 80 MB; 2 MB more came for the diagnosis, restores to a time and the log of
+# commits, and 2 MB for a vault of paths. A later change may raise the budget by at most 4 MB, up to 90 MB in all,
 # and says in its commit what it adds. `make size` says what is in the program.
 set -euo pipefail
-budget=82000000
+budget=84000000
 
 [[ "$(go env GOARCH)" == amd64 ]] || { echo "the size is checked on amd64 only"; exit 0; }
 size=$(wc -c <"$1")
