@@ -551,29 +551,57 @@ func keepsAtLeast(later, before []kept.Rule) bool {
 	return len(was) == 0
 }
 
-// settings finds the tenants in which fewer paths allowed later that credentials never expire. Each keeps
-// the paths that it had both times.
+// settings finds the tenants in which fewer paths allowed later that credentials never expire, or that kept past
+// names for fewer days. Each keeps the paths that it had both times, and the fewer days.
 func (r *rollback) settings(ctx context.Context) (all []Removal, err error) {
-	found, err := r.pairs(ctx, settings.Family, 1)
-	for _, p := range found {
-		var row, now settings.Settings
-		if err := errors.Join(err, r.decode(p.key, p.at, &row), r.decode(p.key, p.later, &now)); err != nil {
-			return nil, err
-		}
-		both := slices.DeleteFunc(slices.Clone(row.NeverExpires), func(path string) bool { return !slices.Contains(now.NeverExpires, path) })
-		if len(both) == len(row.NeverExpires) {
-			continue
-		}
-		system := systemIn(p.name[0])
-		all = append(all, Removal{
-			Event: audit.SettingsChanged, Tenant: system.Tenant, ID: string(system.Tenant), Detail: "paths on which credentials must expire",
-			apply: func(ctx context.Context) error {
-				_, err := r.vault.Settings.Change(ctx, system, settings.Change{NeverExpires: &both})
-				return err
-			},
-		})
+	if r.later == nil {
+		return nil, nil
 	}
+	err = r.store.View(ctx, func(at store.Reader) error {
+		return r.later.View(ctx, func(later store.Reader) error {
+			all = nil
+			var bad error
+			err := later.Scan(store.Prefix([]byte(settings.Family)), func(key, value []byte) bool {
+				var was, is settings.Settings
+				var row []byte
+				if row, bad = at.Get(key); bad != nil { // a tenant's first settings may be those of later
+					return false
+				}
+				if bad = errors.Join(r.decode(key, row, &was), r.decode(key, value, &is)); bad != nil {
+					return false
+				}
+				if c, fewer := fewerSettings(was, is); fewer {
+					all = append(all, r.changeSettings(systemIn(string(key[len(settings.Family):])), c))
+				}
+				return true
+			})
+			return errors.Join(err, bad)
+		})
+	})
 	return all, err
+}
+
+// fewerSettings returns the change by which settings allow no more than they did both times. fewer is false
+// if they already do.
+func fewerSettings(was, is settings.Settings) (c settings.Change, fewer bool) {
+	both := slices.DeleteFunc(slices.Clone(was.NeverExpires), func(path string) bool { return !slices.Contains(is.NeverExpires, path) })
+	if len(both) < len(was.NeverExpires) {
+		c.NeverExpires = &both
+	}
+	if days := is.NamesKeptDays(); days < was.NamesKeptDays() {
+		c.NamesKept = &days
+	}
+	return c, c != settings.Change{}
+}
+
+func (r *rollback) changeSettings(system authz.Principal, c settings.Change) Removal {
+	return Removal{
+		Event: audit.SettingsChanged, Tenant: system.Tenant, ID: string(system.Tenant), Detail: "paths on which credentials must expire, and the days for which past names are kept",
+		apply: func(ctx context.Context) error {
+			_, err := r.vault.Settings.Change(ctx, system, c)
+			return err
+		},
+	}
 }
 
 // keyBindings finds the API keys that had fewer policies later, as bindings does.

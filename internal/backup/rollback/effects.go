@@ -37,7 +37,7 @@ var Effects = map[audit.EventType]Effect{
 	audit.ReviewNoteErased:      Kept,
 	audit.HistoryRuleChanged:    Kept, // what it erased; the rules are those of later
 	audit.WebhookDeleted:        Kept, // its address would be told what expires
-	audit.SettingsChanged:       Kept, // the paths on which credentials may no longer never expire
+	audit.SettingsChanged:       Kept, // the paths on which credentials may no longer never expire, and past names that are to be forgotten
 	audit.PolicyChanged:         Kept, // what it no longer allowed; what it allowed in addition is lost
 	audit.PolicyBound:           Kept, // likewise, of a user, an API key, a ServiceAccount or a group
 	audit.PolicyUnbound:         Kept, // what a group added; the policies of that time limit others again

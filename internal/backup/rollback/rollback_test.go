@@ -536,6 +536,19 @@ var scenes = []scene{
 				r.want(audit.SettingsChanged, string(w.tenant), !revived)
 			}
 	}},
+	{audit.SettingsChanged, "past names that were to be forgotten", func(w *world) (func(), func(*restored, bool)) {
+		return func() { // the tenant's first settings
+				_, err := w.Vault.Settings.Change(w.t.Context(), authz.SystemPrincipal(w.tenant), settings.Change{NamesKept: new(int)})
+				must(w.t, err)
+			},
+			func(r *restored, revived bool) {
+				s, err := r.vault.Settings.Read(r.t.Context(), authz.SystemPrincipal(w.tenant))
+				must(r.t, err)
+				if (s.NamesKeptDays() == settings.DefaultNamesKept) != revived {
+					r.t.Errorf("past names are kept for %d days", s.NamesKeptDays())
+				}
+			}
+	}},
 	{audit.UserSignedOut, "a session that was signed out", func(w *world) (func(), func(*restored, bool)) {
 		a := w.Login(w.owner.Email, w.owner.Password)
 		return func() { w.Send("POST", "/api/v2/auth/logout", a.Access, nil).Want(w.t, http.StatusOK) },
