@@ -108,7 +108,7 @@ var ours = map[string]string{
 	"internal/sealingkey":           "api/v1beta1 internal/keyring internal/audit internal/audit/guard internal/audit/reader internal/authz internal/sealing internal/envelope internal/store internal/fault internal/secret",
 	"internal/identity/tokenreview": "internal/identity internal/fault",
 	"internal/dryrun":               "internal/audit internal/audit/guard internal/audit/reader internal/authz internal/identity/access internal/identity/records internal/state internal/store internal/store/overlay internal/vault/record internal/fault",
-	"internal/names/past":           "internal/settings internal/vault/mac internal/keyring internal/authz internal/state internal/store internal/fault",
+	"internal/names/past":           "internal/audit internal/audit/guard internal/settings internal/vault/mac internal/keyring internal/authz internal/state internal/store internal/fault",
 	"internal/names":                "internal/names/past internal/audit internal/audit/guard internal/authz internal/identity internal/state internal/store internal/transit internal/vault/record internal/fault",
 	"internal/custody":              "internal/keyring internal/kms internal/audit internal/audit/guard internal/authz internal/store internal/fault",
 	"internal/transit":              "internal/keyring internal/audit internal/audit/guard internal/authz internal/envelope internal/dualsig internal/state internal/store internal/frame internal/fault internal/secret",
@@ -149,7 +149,7 @@ var ours = map[string]string{
 	"internal/backup/schedule": "internal/backup internal/backup/commits internal/backup/restore internal/audit internal/audit/guard internal/audit/writer internal/authz internal/keyring internal/objects internal/store " +
 		"internal/store/format internal/fault",
 	"internal/backup/restore": "internal/backup internal/backup/commits internal/offline internal/keyring internal/audit/verify internal/store internal/store/bolt internal/store/commit internal/store/format",
-	"internal/backup/rollback": "internal/webhooks internal/identity internal/settings internal/vault internal/vault/kept internal/vault/record internal/sealingkey internal/compliance/assessor internal/keyring internal/state internal/audit internal/audit/entries internal/audit/guard internal/audit/reader " +
+	"internal/backup/rollback": "internal/names/past internal/webhooks internal/identity internal/settings internal/vault internal/vault/kept internal/vault/record internal/sealingkey internal/compliance/assessor internal/keyring internal/state internal/audit internal/audit/entries internal/audit/guard internal/audit/reader " +
 		"internal/audit/verify internal/audit/writer internal/authz internal/store internal/store/bolt internal/store/format internal/fault",
 	"internal/generate":      "internal/dualsig internal/fault internal/secret",
 	"internal/compose":       "internal/fault internal/secret",

@@ -484,6 +484,7 @@ func (o *tour) membersThrough(t *testing.T) {
 		t.Errorf("%+v", all)
 	}
 	succeeds(t, owner.V2.DeleteGroup(ctx, group.GroupId))
+	succeeds(t, owner.V2.EraseNames(ctx, group.GroupId))
 	hook := answered(owner.V2.CreateWebhook(ctx, v2.WebhookRequest{Url: "https://hooks.example.com/token", Description: pointer("on call")}))(t)
 	if all := answered(owner.V2.ListWebhooks(ctx))(t); len(all.Webhooks) != 1 || all.Webhooks[0] != hook.Webhook || hook.Webhook.Host != "hooks.example.com" || !strings.HasPrefix(hook.Secret, "whsec_") {
 		t.Errorf("%+v", all)

@@ -94,7 +94,7 @@ func TestEachEventIsAChangeOrServedOnAFullDisk(t *testing.T) {
 		audit.ComplianceAssessed, audit.ComplianceScored, audit.ComplianceHistoryRead, audit.ComplianceReported, audit.InventoryRead,
 		// removals, and the sign-ins that they need
 		audit.SealingKeyRetired, audit.APIKeyRevoked, audit.APIKeySuspended, audit.CredentialVersionEnded, audit.CredentialDeleted, audit.CredentialReleased,
-		audit.HistoryRuleChanged, audit.WebhookDeleted, audit.WebhookFailed, audit.PolicyDeleted, audit.PolicyUnbound, audit.GroupDeleted, audit.UserSignedIn, audit.SessionRefreshed, audit.UserSignedOut, audit.SessionEnded, audit.MemberRemoved, audit.InvitationRevoked, audit.ReviewNoteErased,
+		audit.HistoryRuleChanged, audit.WebhookDeleted, audit.WebhookFailed, audit.PolicyDeleted, audit.PolicyUnbound, audit.GroupDeleted, audit.NamesErased, audit.UserSignedIn, audit.SessionRefreshed, audit.UserSignedOut, audit.SessionEnded, audit.MemberRemoved, audit.InvitationRevoked, audit.ReviewNoteErased,
 		// what the service does by itself, and what repairs it
 		audit.LogArchived, audit.AnchorStarted, audit.AnchorRefused, audit.RollbackAccepted, audit.StateCommitted, audit.StateRowsAccepted, audit.StateRowsRemoved,
 		audit.RateLimited, audit.AccessRefused,

@@ -52,7 +52,7 @@ var event = map[string]string{
 	"v2 getAuditPublicKey": "PROOF_READ", "v2 getTile": "PROOF_READ",
 	"v2 getComplianceScore": "COMPLIANCE_SCORED", "v2 getComplianceHistory": "COMPLIANCE_HISTORY_READ",
 	"v2 getComplianceReport": "COMPLIANCE_REPORTED", "v2 getInventory": "INVENTORY_READ",
-	"v2 findNames":  "AUDIT_READ",
+	"v2 findNames": "AUDIT_READ", "v2 eraseNames": "NAMES_ERASED",
 	"v2 getReviews": "AUDIT_READ", "v2 createReview": "DENIALS_ACKNOWLEDGED",
 	"v2 getReviewNote": "AUDIT_READ", "v2 eraseReviewNote": "REVIEW_NOTE_ERASED",
 }
@@ -314,6 +314,7 @@ func TestEveryRefusalOfAServiceLeavesOneEntry(t *testing.T) {
 		{name: "v2 revokeAPIKey", id: "x", status: 404, reason: "no_such_api_key"},
 		{name: "v2 approveAPIKey", id: "x", status: 404, reason: "no_such_api_key", bearer: w.owner.Access},
 		{name: "v2 approveAPIKey", id: authz.NewID("key"), status: 404, reason: "no_such_api_key", bearer: admin.Access},
+		{name: "v2 eraseNames", id: "cred_x", status: 404, reason: "no_such_name"},
 		{name: "v2 getReviewNote", id: "x", status: 404, reason: "no_such_note"},
 		{name: "v2 eraseReviewNote", id: strings.Repeat("0", 64), status: 404, reason: "no_such_note"},
 		{name: "v2 createTenant", body: object{"name": "\x00"}, status: 422, reason: invalid},

@@ -317,7 +317,12 @@ var examples = map[string]func(*world, operation) servertest.Request{
 	"v2 getAuditEntry": func(w *world, o operation) servertest.Request {
 		return w.send(o, fmt.Sprint(w.FirstEntryOf(w.tenant).Sequence), nil)
 	},
-	"v2 findNames":             example("", object{"ids": []string{"cred_mfrggzdfmztwq2lknnwg23tpoa"}}),
+	"v2 findNames": example("", object{"ids": []string{"cred_mfrggzdfmztwq2lknnwg23tpoa"}}),
+	"v2 eraseNames": func(w *world, o operation) servertest.Request {
+		group := w.group()
+		w.must(w.Identity.Access.DeleteGroup(context.Background(), administrator(w.tenant), group))
+		return w.send(o, group, nil)
+	},
 	"v2 getReviews":            example("", nil),
 	"v2 createReview":          example("", object{"subject": "denials", "from": 1, "to": 1, "note": "nothing to see"}),
 	"v2 getReviewNote":         func(w *world, o operation) servertest.Request { return w.send(o, w.note(), nil) },

@@ -67,6 +67,24 @@ func TestTheLogsReadersLearnPastNames(t *testing.T) {
 			t.Errorf("%s is told as %q, want %q", id, got, want)
 		}
 	}
+	admin := s.Send("POST", "/api/v2/api-keys", owner.Access, fields{"name": "narrow admin", "scopes": []string{"account:admin"}}).Want(t, http.StatusCreated)
+	s.policy(owner, "canary/**", admin["key_id"].(string))
+	erase := func(id string) int {
+		return s.Call(servertest.Request{Method: "DELETE", Path: "/api/v2/audit/names/" + id, Key: admin["api_key"].(string)}).Status
+	}
+	if status := erase(key); status != http.StatusForbidden {
+		t.Errorf("somebody whom a policy limits erases names: %d", status)
+	}
+	extra := seal("canary/extra")
+	s.Send("DELETE", "/api/v2/vault/"+extra, owner.Access, nil).Want(t, http.StatusOK)
+	s.Send("DELETE", "/api/v2/audit/names/"+extra, owner.Access, nil).Want(t, http.StatusOK)
+	if e := s.AllEntries(s.NextSequence() - 1)[0]; e.EventType != "NAMES_ERASED" || e.Attributes["names_of"] != extra {
+		t.Errorf("%+v", e)
+	}
+	s.Send("DELETE", "/api/v2/audit/names/"+extra, owner.Access, nil).Message(t, http.StatusNotFound)
+	if got := names(reader, extra); got != "" {
+		t.Errorf("erased, and told: %q", got)
+	}
 	// Policies hold for each name: a past one outside is not told, nor one of what is outside now.
 	if got := names(narrow, moved, deleted); got != "credential shop/second <nil> <nil>\n" {
 		t.Errorf("to somebody with shop/** only: %q", got)

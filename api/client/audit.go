@@ -69,6 +69,11 @@ func (v *V2) CreateReview(ctx context.Context, r v2.ReviewRequest) (*v2.Review, 
 	return do[v2.Review](ctx, v.transport, post("/api/v2/audit/reviews", r))
 }
 
+// EraseNames erases the past names of something that has another name or is gone. ErrNotFound: there are none.
+func (v *V2) EraseNames(ctx context.Context, id string) error {
+	return v.transport.run(ctx, remove("/api/v2/audit/names/{id}", id))
+}
+
 // GetReviewNote returns the note of a review.
 func (v *V2) GetReviewNote(ctx context.Context, noteID string) (*v2.ReviewNote, error) {
 	return do[v2.ReviewNote](ctx, v.transport, get("/api/v2/audit/review-notes/{note_id}", noteID))

@@ -110,6 +110,7 @@ const (
 	AccessReviewed         EventType = "ACCESS_REVIEWED"      // a member looked at API keys and members
 	InventoryReviewed      EventType = "INVENTORY_REVIEWED"   // a member looked at the inventory
 	ReviewNoteErased       EventType = "REVIEW_NOTE_ERASED"   // the note of a review
+	NamesErased            EventType = "NAMES_ERASED"         // past names of something that has another name or is gone
 	RateLimited            EventType = "RATE_LIMITED"         // at most once per principal and minute
 	AccessRefused          EventType = "ACCESS_REFUSED"       // no principal; once per source and minute, at most 64 a minute, in the tenant system
 )

@@ -204,7 +204,8 @@ const (
 	RotateKey          Action = "rotate_key"
 	ReadAudit          Action = "read_audit"
 	ReadNames          Action = "read_names"
-	ReadProof          Action = "read_proof" // checkpoint, proofs, tiles and the audit key
+	EraseNames         Action = "erase_names" // past ones, of one thing
+	ReadProof          Action = "read_proof"  // checkpoint, proofs, tiles and the audit key
 	ExportAudit        Action = "export_audit"
 	AcceptRollback     Action = "accept_rollback"
 	ReadScore          Action = "read_score"
@@ -300,6 +301,7 @@ var rules = map[Action]rule{
 	RotateKey:          {scope: KeysWrite},
 	ReadAudit:          {scope: AuditRead, trialed: true},
 	ReadNames:          {scope: AuditNames, trialed: true},
+	EraseNames:         {scope: AccountAdmin, trialed: true},
 	ReadProof:          {scope: AuditRead, trialed: true},
 	ExportAudit:        {scope: SystemAdmin},
 	AcceptRollback:     {scope: SystemAdmin},

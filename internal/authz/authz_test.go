@@ -18,7 +18,7 @@ var table = map[Action]string{
 	ReadScore: "compliance:read!", ReadScoreHistory: "compliance:read!", ReadReport: "compliance:read!", ReadInventory: "compliance:read!",
 	ExportAudit: "system:admin", AcceptRollback: "system:admin", ListKMSKeys: "system:admin", RewrapKeys: "system:admin", DestroyKMSKey: "system:admin",
 	ReviewLog: "audit:read+user!", ReviewAccess: "account:admin+user!", ReviewInventory: "compliance:read+user!",
-	EraseReviewNote: "account:admin!", ApproveAPIKey: "account:admin+user",
+	EraseReviewNote: "account:admin!", EraseNames: "account:admin!", ApproveAPIKey: "account:admin+user",
 	ListHistoryRules: "account:admin!", ChangeHistoryRule: "account:admin",
 	ListWebhooks: "account:admin!", CreateWebhook: "account:admin", DeleteWebhook: "account:admin!", SendWebhook: "account:admin",
 	ReadSettings: "account:admin!", ChangeSettings: "account:admin",

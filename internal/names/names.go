@@ -100,6 +100,11 @@ func (n *Names) Of(ctx context.Context, p authz.Principal, ids []string) ([]Name
 	return found, nil
 }
 
+// Erase erases the past names of something in p's tenant. Errors: those of [past.Names.Erase].
+func (n *Names) Erase(ctx context.Context, p authz.Principal, id string) error {
+	return n.past.Erase(ctx, n.store, n.guard, p, id)
+}
+
 // of returns what an id is called and was, the zero Name for nothing that p may know.
 func (n *Names) of(r store.Reader, p authz.Principal, id string) (Name, error) {
 	known := Name{ID: id}

@@ -82,6 +82,16 @@ func (a *auditAPI) GetAuditEntry(c *gin.Context, sequence int64) {
 	})
 }
 
+// EraseNames erases the past names of one thing.
+func (a *auditAPI) EraseNames(c *gin.Context, id string) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		if err := a.names.Erase(ctx, call.Principal(), id); err != nil {
+			return nil, err
+		}
+		return api.ErasedNames{Success: true, Id: id}, nil
+	})
+}
+
 // FindNames returns what ids of entries are called.
 func (a *auditAPI) FindNames(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {

@@ -65,6 +65,9 @@ type ServerInterface interface {
 	// FindNames Find out what ids are called
 	// (POST /api/v2/audit/names)
 	FindNames(c *gin.Context)
+	// EraseNames Erase the past names of one thing
+	// (DELETE /api/v2/audit/names/{id})
+	EraseNames(c *gin.Context, id string)
 	// ProveConsistency Prove that the log only grew
 	// (GET /api/v2/audit/proof/consistency)
 	ProveConsistency(c *gin.Context, params ProveConsistencyParams)
@@ -766,6 +769,31 @@ func (siw *ServerInterfaceWrapper) FindNames(c *gin.Context) {
 	}
 
 	siw.Handler.FindNames(c)
+}
+
+// EraseNames operation middleware
+func (siw *ServerInterfaceWrapper) EraseNames(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "id" -------------
+	var id string
+
+	err = runtime.BindStyledParameterWithOptions("simple", "id", c.Param("id"), &id, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.EraseNames(c, id)
 }
 
 // ProveConsistency operation middleware
@@ -3333,6 +3361,7 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.POST(options.BaseURL+"/api/v2/system/kms/destroy", wrapper.DestroyKMSKey)
 	router.GET(options.BaseURL+"/api/v2/audit/logs", wrapper.QueryAuditLog)
 	router.POST(options.BaseURL+"/api/v2/audit/names", wrapper.FindNames)
+	router.DELETE(options.BaseURL+"/api/v2/audit/names/:id", wrapper.EraseNames)
 	router.GET(options.BaseURL+"/api/v2/audit/reviews", wrapper.GetReviews)
 	router.POST(options.BaseURL+"/api/v2/audit/reviews", wrapper.CreateReview)
 	router.DELETE(options.BaseURL+"/api/v2/audit/review-notes/:note_id", wrapper.EraseReviewNote)

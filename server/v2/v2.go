@@ -194,6 +194,7 @@ func Operations() map[string]gate.Operation {
 
 		"queryAuditLog":     {Action: authz.ReadAudit},
 		"findNames":         {Action: authz.ReadNames},
+		"eraseNames":        {Action: authz.EraseNames},
 		"getReviews":        {Action: authz.ReadAudit, Patience: scoreTime},
 		"createReview":      {Action: authz.ReviewLog, Patience: scoreTime},
 		"getReviewNote":     {Action: authz.ReadAudit},

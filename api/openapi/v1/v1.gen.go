@@ -149,6 +149,7 @@ const (
 	EventTypeMEMBERLISTED           EventType = "MEMBER_LISTED"
 	EventTypeMEMBERREMOVED          EventType = "MEMBER_REMOVED"
 	EventTypeMETRICSREAD            EventType = "METRICS_READ"
+	EventTypeNAMESERASED            EventType = "NAMES_ERASED"
 	EventTypeNAMESPACEMAPPED        EventType = "NAMESPACE_MAPPED"
 	EventTypePASSWORDCHANGED        EventType = "PASSWORD_CHANGED"
 	EventTypePASSWORDRESET          EventType = "PASSWORD_RESET"
@@ -313,6 +314,8 @@ func (e EventType) Valid() bool {
 	case EventTypeMEMBERREMOVED:
 		return true
 	case EventTypeMETRICSREAD:
+		return true
+	case EventTypeNAMESERASED:
 		return true
 	case EventTypeNAMESPACEMAPPED:
 		return true

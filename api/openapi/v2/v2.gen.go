@@ -599,6 +599,7 @@ const (
 	EventTypeMEMBERLISTED           EventType = "MEMBER_LISTED"
 	EventTypeMEMBERREMOVED          EventType = "MEMBER_REMOVED"
 	EventTypeMETRICSREAD            EventType = "METRICS_READ"
+	EventTypeNAMESERASED            EventType = "NAMES_ERASED"
 	EventTypeNAMESPACEMAPPED        EventType = "NAMESPACE_MAPPED"
 	EventTypePASSWORDCHANGED        EventType = "PASSWORD_CHANGED"
 	EventTypePASSWORDRESET          EventType = "PASSWORD_RESET"
@@ -763,6 +764,8 @@ func (e EventType) Valid() bool {
 	case EventTypeMEMBERREMOVED:
 		return true
 	case EventTypeMETRICSREAD:
+		return true
+	case EventTypeNAMESERASED:
 		return true
 	case EventTypeNAMESPACEMAPPED:
 		return true
@@ -2749,6 +2752,12 @@ type EntryReference struct {
 	Hash      Hash      `json:"hash"`
 	Sequence  int64     `json:"sequence"`
 	Timestamp time.Time `json:"timestamp"`
+}
+
+// ErasedNames defines model for ErasedNames.
+type ErasedNames struct {
+	Id      string    `json:"id"`
+	Success Succeeded `json:"success"`
 }
 
 // ErasedReviewNote defines model for ErasedReviewNote.

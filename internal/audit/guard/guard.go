@@ -305,6 +305,7 @@ var attempts = map[authz.Action]attempt{
 	authz.ReviewAccess:       {audit.AccessReviewed, audit.ComplianceResource},
 	authz.ReviewInventory:    {audit.InventoryReviewed, audit.ComplianceResource},
 	authz.EraseReviewNote:    {audit.ReviewNoteErased, audit.LogResource},
+	authz.EraseNames:         {audit.NamesErased, audit.LogResource},
 	authz.ListHistoryRules:   {audit.HistoryRuleListed, audit.TenantResource},
 	authz.ChangeHistoryRule:  {audit.HistoryRuleChanged, audit.TenantResource},
 	authz.ListWebhooks:       {audit.WebhookListed, audit.WebhookResource},

@@ -20,6 +20,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/keyring"
+	"github.com/latticekeep/latticekeep/internal/names/past"
 	"github.com/latticekeep/latticekeep/internal/sealingkey"
 	"github.com/latticekeep/latticekeep/internal/settings"
 	"github.com/latticekeep/latticekeep/internal/store"
@@ -263,6 +264,26 @@ func (r *rollback) notes(ctx context.Context) (all []Removal, err error) {
 			Event: audit.ReviewNoteErased, Tenant: authz.TenantID(tenant), ID: id,
 			apply: func(ctx context.Context) error {
 				return assessor.EraseNote(ctx, r.store, r.guard, r.keys.OpenRow, systemIn(tenant), id)
+			},
+		})
+	}
+	return all, err
+}
+
+// pastNames finds what had past names that were erased later, or whose time was over.
+func (r *rollback) pastNames(ctx context.Context) (all []Removal, err error) {
+	found, err := r.pairs(ctx, past.Family, 3)
+	erased := map[string]bool{}
+	for _, p := range found {
+		tenant, id := p.name[0], p.name[1]
+		if !p.isGone() || erased[tenant+"/"+id] {
+			continue
+		}
+		erased[tenant+"/"+id] = true
+		all = append(all, Removal{
+			Event: audit.NamesErased, Tenant: authz.TenantID(tenant), ID: id,
+			apply: func(ctx context.Context) error {
+				return past.New(r.keys, r.Now).Erase(ctx, r.store, r.guard, systemIn(tenant), id)
 			},
 		})
 	}

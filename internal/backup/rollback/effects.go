@@ -35,6 +35,7 @@ var Effects = map[audit.EventType]Effect{
 	audit.MemberRemoved:         Kept, // sessions, API keys and invitations of the member stay removed, too
 	audit.InvitationRevoked:     Kept,
 	audit.ReviewNoteErased:      Kept,
+	audit.NamesErased:           Kept,
 	audit.HistoryRuleChanged:    Kept, // what it erased; the rules are those of later
 	audit.WebhookDeleted:        Kept, // its address would be told what expires
 	audit.SettingsChanged:       Kept, // the paths on which credentials may no longer never expire, and past names that are to be forgotten

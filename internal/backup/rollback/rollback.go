@@ -245,7 +245,7 @@ func (r *rollback) removeAgain(ctx context.Context) (kept, unkept []Removal, err
 	for _, plan := range []func(context.Context) ([]Removal, error){
 		// A key that is gone limits those that it made as long as it is bound.
 		r.keyBindings, r.apiKeys, r.invitations, r.credentials, r.notes, r.deletedWebhooks, r.namespaces, r.sealingKeys, r.passwords, r.sessions, r.members,
-		r.policies, r.otherBindings, r.groups, r.historyRules, r.settings,
+		r.policies, r.otherBindings, r.groups, r.historyRules, r.settings, r.pastNames,
 	} {
 		some, err := plan(ctx)
 		if err != nil {

@@ -27,6 +27,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/keyring"
+	"github.com/latticekeep/latticekeep/internal/names/past"
 	"github.com/latticekeep/latticekeep/internal/offline"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/settings"
@@ -718,6 +719,21 @@ var scenes = []scene{
 				}
 				r.want(audit.WebhookDeleted, id, !revived)
 				r.want(audit.WebhookDeleted, kept, false)
+			}
+	}},
+	{audit.NamesErased, "erased past names", func(w *world) (func(), func(*restored, bool)) {
+		id := w.send("POST", "/api/v2/groups", fields{"name": "team"}, http.StatusCreated)["group"].(fields)["group_id"].(string)
+		w.send("DELETE", "/api/v2/groups/"+id, nil, http.StatusOK)
+		return func() { w.send("DELETE", "/api/v2/audit/names/"+id, nil, http.StatusOK) },
+			func(r *restored, revived bool) {
+				var names []past.Name
+				must(r.t, r.store.View(r.t.Context(), func(rd store.Reader) (err error) {
+					names, err = past.New(r.keys, w.Clock.Now).Of(rd, w.tenant, id)
+					return err
+				}))
+				if len(names) == 1 != revived {
+					r.t.Errorf("names: %v", names)
+				}
 			}
 	}},
 	{audit.ReviewNoteErased, "an erased note", func(w *world) (func(), func(*restored, bool)) {

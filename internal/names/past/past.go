@@ -5,16 +5,20 @@
 package past
 
 import (
+	"bytes"
 	"context"
 	"crypto/aes"
 	"crypto/cipher"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/keyring"
@@ -138,6 +142,54 @@ func (n Names) Of(r store.Reader, tenant authz.TenantID, id string) (all []Name,
 func (n Names) keeps(days int, ended time.Time) bool {
 	return n.now().Before(ended.Add(time.Duration(days) * 24 * time.Hour))
 }
+
+var (
+	errNone    = fault.New(fault.NotFound, "no past name of this id is kept")
+	errLimited = fault.New(fault.Forbidden, "your policies do not allow all paths, so past names are not yours to erase")
+)
+
+const reasonNone = "no_such_name"
+
+// Erase erases all past names of something in p's tenant, with an entry. Errors: fault.Forbidden, also for
+// everybody whom a policy limits; fault.NotFound if there are none; fault.Unavailable.
+func (n Names) Erase(ctx context.Context, s store.Store, g *guard.Guard, p authz.Principal, id string) error {
+	if err := g.Admit(ctx, p, authz.EraseNames); err != nil {
+		return err
+	}
+	e := audit.Event{Type: audit.NamesErased, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.LogResource}}
+	if p.Access.IsLimited() {
+		return g.Refuse(ctx, e, audit.Denied, string(authz.OutsidePolicy), errLimited)
+	}
+	found := false
+	err := s.Update(ctx, func(tx store.Tx) error {
+		e := e
+		var keys [][]byte
+		err := tx.Scan(store.Prefix(prefix(p.Tenant, id)), func(key, _ []byte) bool {
+			keys = append(keys, bytes.Clone(key))
+			return true
+		})
+		for _, key := range keys {
+			err = errors.Join(err, tx.Delete(key))
+		}
+		if found = len(keys) > 0; found {
+			e.Attributes = map[string]string{attributeOf: id}
+		} else {
+			e.Outcome, e.Attributes = audit.Denied, map[string]string{audit.AttributeReason: reasonNone}
+		}
+		_, failed := g.Append(tx, e)
+		return errors.Join(err, failed)
+	})
+	if err != nil {
+		return fmt.Errorf("erasing past names: %w", err)
+	}
+	if !found {
+		return errNone
+	}
+	return nil
+}
+
+// attributeOf has the id whose names were erased.
+const attributeOf = "names_of"
 
 // Sweeper erases names whose time is over. One runs in each process.
 type Sweeper struct {
