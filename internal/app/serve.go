@@ -333,7 +333,7 @@ func (s *service) run(ctx context.Context, l net.Listener, config server.Config,
 	config.Webhooks = s.webhooks
 	s.names = &past.Sweeper{Names: past.New(s.keys, s.now), Store: s.store}
 	config.Names = names.New(s.store, s.guard, s.identity, s.transit, s.names.Names)
-	config.DryRun = dryrun.New(s.store, s.guard, s.reader, s.identity.Access, s.now)
+	config.DryRun = dryrun.New(s.store, s.guard, s.reader, s.identity.Access, s.names.Names, s.now)
 	config.Sealing, config.Custody, config.Recipients = s.sealing, s.custody, s.recipients
 	if s.dev || len(s.recipients) > 0 {
 		config.KMSKeys = s.keyFiles // only for configured recipients, or in development

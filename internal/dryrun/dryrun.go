@@ -19,6 +19,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/identity/access"
 	"github.com/latticekeep/latticekeep/internal/identity/records"
+	"github.com/latticekeep/latticekeep/internal/names/past"
 	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/overlay"
@@ -37,12 +38,13 @@ type DryRun struct {
 	guard  *guard.Guard
 	log    *reader.Reader
 	access *access.Service
+	past   past.Names // says which ServiceAccount a UID is of
 	now    func() time.Time
 }
 
 // New returns the dry runs of the changes that a makes.
-func New(s store.Store, g *guard.Guard, log *reader.Reader, a *access.Service, now func() time.Time) *DryRun {
-	return &DryRun{s, g, log, a, now}
+func New(s store.Store, g *guard.Guard, log *reader.Reader, a *access.Service, p past.Names, now func() time.Time) *DryRun {
+	return &DryRun{s, g, log, a, p, now}
 }
 
 // Loss is what somebody did with a credential and could do no longer.
@@ -59,7 +61,7 @@ type Loss struct {
 type Page struct {
 	Losses   []Loss // sorted by actor, credential and verb
 	From     time.Time
-	Unjudged int    // uses by ServiceAccounts, which the log knows by ids that no policy names
+	Unjudged int    // uses by ServiceAccounts of which only the UID is known
 	Cursor   string // the rest begins there; empty: that is all
 }
 
@@ -121,10 +123,6 @@ func (d *DryRun) Of(ctx context.Context, p authz.Principal, c access.Change, cur
 		if !ok {
 			continue
 		}
-		if e.Actor.Type == string(authz.ServiceAccount) {
-			page.Unjudged++
-			continue
-		}
 		if uses[u] == nil { // the newest comes first
 			uses[u] = &Loss{Actor: u.actor, Credential: u.credential, Verb: verbs[u.action], LastUse: e.Time()}
 		}
@@ -134,7 +132,7 @@ func (d *DryRun) Of(ctx context.Context, p authz.Principal, c access.Change, cur
 	err = d.store.View(ctx, func(r store.Reader) (err error) {
 		tried := overlay.New(r)
 		if e.Resource, err = d.access.Try(tried, p, c); err == nil {
-			page.Losses, err = d.judge(r, tried, p, uses)
+			page.Losses, page.Unjudged, err = d.judge(r, tried, p, uses)
 		}
 		return err
 	})
@@ -151,9 +149,10 @@ func (d *DryRun) Of(ctx context.Context, p authz.Principal, c access.Change, cur
 	return page, nil
 }
 
-// judge returns the uses that are allowed before a change and not after it.
-func (d *DryRun) judge(before, after store.Reader, p authz.Principal, uses map[use]*Loss) ([]Loss, error) {
-	names, losses := make(map[string]string), []Loss{}
+// judge returns the uses that are allowed before a change and not after it, and how many are not judged.
+func (d *DryRun) judge(before, after store.Reader, p authz.Principal, uses map[use]*Loss) (losses []Loss, unjudged int, err error) {
+	names := make(map[string]string)
+	losses = []Loss{}
 	now, then := d.judgeIn(before, p.Tenant), d.judgeIn(after, p.Tenant)
 	for u, loss := range uses {
 		name, known := names[u.credential]
@@ -161,20 +160,28 @@ func (d *DryRun) judge(before, after store.Reader, p authz.Principal, uses map[u
 			var err error
 			name, err = record.NameOf(before, p.Tenant, u.credential)
 			if err != nil && !state.IsRefused(err) && !errors.Is(err, fault.Internal) { // nobody reaches a damaged one
-				return nil, err
+				return nil, 0, err
 			}
 			names[u.credential] = name
 		}
 		if name == "" {
 			continue
 		}
-		could, err := now.allows(u, name)
+		subject, err := d.subjectOf(before, p.Tenant, u.actor)
 		if err != nil {
-			return nil, err
+			return nil, 0, err
 		}
-		can, err := then.allows(u, name)
+		if subject == "" {
+			unjudged += loss.Uses
+			continue
+		}
+		could, err := now.allows(subject, u.action, name)
 		if err != nil {
-			return nil, err
+			return nil, 0, err
+		}
+		can, err := then.allows(subject, u.action, name)
+		if err != nil {
+			return nil, 0, err
 		}
 		mayList := p.Reaches(authz.ListCredentials, name)
 		if !could || can || !mayList && !p.May(authz.ReadAudit) { // the log tells of what is outside the caller's policies, too
@@ -188,10 +195,23 @@ func (d *DryRun) judge(before, after store.Reader, p authz.Principal, uses map[u
 	slices.SortFunc(losses, func(a, b Loss) int {
 		return cmp.Or(cmp.Compare(a.Actor.ID, b.Actor.ID), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Credential, b.Credential), cmp.Compare(a.Verb, b.Verb))
 	})
-	return losses, nil
+	return losses, unjudged, nil
 }
 
-// judge says what actors may do in one state of the store.
+// subjectOf returns the actor of entries as a subject of policies, "" for a ServiceAccount that has not been
+// seen since its name is noted.
+func (d *DryRun) subjectOf(r store.Reader, tenant authz.TenantID, a audit.Actor) (string, error) {
+	if a.Type != string(authz.ServiceAccount) {
+		return a.ID, nil
+	}
+	noted, err := d.past.Of(r, tenant, a.ID)
+	if err != nil || len(noted) == 0 || noted[0].Type != audit.ServiceAccountResource {
+		return "", err
+	}
+	return noted[0].Name, nil
+}
+
+// judge says what subjects may do in one state of the store.
 type judge struct {
 	access *access.Service
 	in     store.Reader
@@ -203,15 +223,15 @@ func (d *DryRun) judgeIn(r store.Reader, tenant authz.TenantID) *judge {
 	return &judge{d.access, r, tenant, make(map[string]authz.Principal)}
 }
 
-// allows reports whether a use of a credential of that name is allowed. Who is gone may do nothing.
-func (j *judge) allows(u use, name string) (bool, error) {
-	p, known := j.known[u.actor.ID]
+// allows reports whether a subject may do something with a credential of that name. Who is gone may do nothing.
+func (j *judge) allows(subject string, a authz.Action, name string) (bool, error) {
+	p, known := j.known[subject]
 	if !known {
 		var err error
-		if p, err = j.access.Principal(j.in, j.tenant, u.actor.ID); err != nil {
+		if p, err = j.access.Principal(j.in, j.tenant, subject); err != nil {
 			return false, err
 		}
-		j.known[u.actor.ID] = p
+		j.known[subject] = p
 	}
-	return p.May(u.action) && p.Reaches(u.action, name), nil
+	return p.May(a) && p.Reaches(a, name), nil
 }

@@ -9,7 +9,7 @@
 // [authz.SystemTenant]. It has API keys only, and no other tenant's key can carry a scope of [authz.SystemScopes].
 //
 // Pods of a cluster present the token of their ServiceAccount. The cluster says who that is and
-// what it may do ([Cluster]); nothing of this is stored.
+// what it may do ([Cluster]); of this only the name is stored, for readers of the log.
 //
 // # Invariants
 //
@@ -31,6 +31,7 @@
 package identity
 
 import (
+	"sync"
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit/guard"
@@ -86,7 +87,7 @@ func newParts(s store.Store, guard *guard.Guard, keys *keyring.Ring, now func() 
 		apiKeys:         &apiKeys{deps: d, tenants: tenants, grants: grants, members: members, outbox: outbox},
 		signIns:         &signIns{d, users, sessions, tickets, throttle.New(s, rows), outbox, hashes},
 		members:         members,
-		serviceAccounts: serviceAccounts{deps: d, tenants: tenants, namespaces: administration, sessions: sessions},
+		serviceAccounts: serviceAccounts{deps: d, tenants: tenants, namespaces: administration, sessions: sessions, noted: new(sync.Map)},
 		outbox:          outbox,
 	}
 }

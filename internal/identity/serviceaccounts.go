@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 	"unicode/utf8"
 
+	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/identity/access"
 	"github.com/latticekeep/latticekeep/internal/identity/tenant"
@@ -47,6 +49,8 @@ type serviceAccounts struct {
 	tenants    *tenant.Store
 	namespaces *tenant.Service
 	sessions   *sessions
+
+	noted *sync.Map // the day on which the name of an account was noted last, by tenant and UID
 
 	cluster        Cluster // nil: ServiceAccounts are not accepted
 	clusterTenants map[string]authz.TenantID
@@ -148,7 +152,28 @@ func (s *serviceAccounts) Permit(ctx context.Context, c Caller, a authz.Action, 
 		c = known
 	}
 	c.Scopes = []authz.Scope{scope}
+	s.noteName(ctx, c.Tenant, account)
 	return c, nil
+}
+
+// noteTimeout bounds what a name costs a request.
+const noteTimeout = 250 * time.Millisecond
+
+// noteName notes once a day what an account is called, because the log has its UID only. An account whose
+// name cannot be noted is served all the same.
+func (s *serviceAccounts) noteName(ctx context.Context, tenant authz.TenantID, a ServiceAccount) {
+	key, day := string(tenant)+"/"+a.UID, s.now().Unix()/86400
+	if last, ok := s.noted.Load(key); ok && last == day {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, noteTimeout)
+	defer cancel()
+	err := s.store.Update(ctx, func(tx store.Tx) error {
+		return s.past.Note(tx, tenant, audit.ServiceAccountResource, a.UID, access.ServiceAccount(a.Namespace, a.Name))
+	})
+	if err == nil {
+		s.noted.Store(key, day)
+	}
 }
 
 // giveTenant maps an account's namespace to the tenant that is configured for the first namespace

@@ -132,7 +132,8 @@ func (n *Names) of(r store.Reader, p authz.Principal, id string) (Name, error) {
 		switch {
 		case !mayKnow(b.Type, b.Name), b.Name == known.Name, slices.Contains(known.Former, b.Name):
 		case known.Name == "":
-			known.Type, known.Name, known.Gone = b.Type, b.Name, true
+			known.Type, known.Name = b.Type, b.Name
+			known.Gone = b.Type != audit.ServiceAccountResource // only its cluster knows whether that is gone
 		default:
 			known.Former = append(known.Former, b.Name)
 		}

@@ -98,7 +98,7 @@ func assembleAt(t testing.TB, url string, open Open, change ...func(*server.Conf
 		return kms.Destruction{When: now().Add(7 * 24 * time.Hour), Undo: "ask for it"}, nil
 	}})
 	s.Names = names.New(s.Store, s.Guard, s.Identity, s.Transit, past.New(s.Keys, now))
-	s.DryRun = dryrun.New(s.Store, s.Guard, s.Reader, s.Identity.Access, now)
+	s.DryRun = dryrun.New(s.Store, s.Guard, s.Reader, s.Identity.Access, past.New(s.Keys, now), now)
 	s.PublicURL = "http://127.0.0.1"
 	s.Limits = gate.Limits{V1: Plenty, V2: Plenty, Address: Plenty, Registrations: Plenty, Patience: Patience}
 	s.Logger = slog.New(slog.NewJSONHandler(s.Logged, nil))

@@ -1019,11 +1019,12 @@ func (e KMSKeyListSuccess) Valid() bool {
 
 // Defines values for NameType.
 const (
-	NameTypeApiKey     NameType = "api_key"
-	NameTypeCredential NameType = "credential"
-	NameTypeGroup      NameType = "group"
-	NameTypeKey        NameType = "key"
-	NameTypeUser       NameType = "user"
+	NameTypeApiKey         NameType = "api_key"
+	NameTypeCredential     NameType = "credential"
+	NameTypeGroup          NameType = "group"
+	NameTypeKey            NameType = "key"
+	NameTypeServiceAccount NameType = "service_account"
+	NameTypeUser           NameType = "user"
 )
 
 // Valid indicates whether the value is a known member of the NameType enum.
@@ -1036,6 +1037,8 @@ func (e NameType) Valid() bool {
 	case NameTypeGroup:
 		return true
 	case NameTypeKey:
+		return true
+	case NameTypeServiceAccount:
 		return true
 	case NameTypeUser:
 		return true
@@ -1796,7 +1799,8 @@ type AccessDryRun struct {
 	NextCursor *string   `json:"next_cursor,omitempty"`
 	Success    Succeeded `json:"success"`
 
-	// Unjudged Uses by ServiceAccounts. The log has them by ids that policies do not name, so whether they would be lost is not known.
+	// Unjudged Uses by ServiceAccounts that were not seen since names of theirs are noted. The log has their UIDs only, so whether these
+	// would be lost is not known.
 	Unjudged int `json:"unjudged"`
 }
 

@@ -123,6 +123,6 @@ func showLosses(out, note io.Writer, a *lossList) {
 		command.Table(out, "WHO VERB CREDENTIAL USES LAST", rows)
 	}
 	if a.Unjudged > 0 {
-		fmt.Fprintf(note, "not judged: %d uses by ServiceAccounts, whose names the log does not have\n", a.Unjudged)
+		fmt.Fprintf(note, "not judged: %d uses by ServiceAccounts that were last seen by an earlier release\n", a.Unjudged)
 	}
 }

@@ -67,8 +67,8 @@ func (s *Service) tryRules(tx store.Tx, p authz.Principal, c Change) error {
 	return s.putPolicy(tx, p, authz.ChangePolicy, c.Policy, row, policy)
 }
 
-// Principal returns a user or an API key with its scopes and what limits it, and for one that is gone a
-// principal that may do nothing.
+// Principal returns a subject with its scopes and what limits it, and for one that is gone a principal that may
+// do nothing.
 func (s *Service) Principal(r store.Reader, tenant authz.TenantID, id string) (authz.Principal, error) {
 	is, err := s.subject(r, tenant, id)
 	if errors.Is(err, errSubject) {

@@ -87,6 +87,29 @@ func (n Names) Keep(tx store.Tx, tenant authz.TenantID, resource, id, name strin
 	return tx.Put(key, n.aead(tenant).Seal(nonce, nonce, plain, key))
 }
 
+// Note keeps what something is called that has no row of its own, such as an account of a cluster, in place of
+// an earlier note. It does nothing within a day of that one.
+func (n Names) Note(tx store.Tx, tenant authz.TenantID, resource, id, name string) error {
+	newest := store.Prefix(prefix(tenant, id))
+	newest.Reverse = true
+	var earlier [][]byte
+	fresh := false
+	err := tx.Scan(newest, func(key, _ []byte) bool {
+		_, noted, ok := endOf(key)
+		if fresh = ok && n.now().Before(noted.Add(24*time.Hour)); !fresh {
+			earlier = append(earlier, bytes.Clone(key))
+		}
+		return !fresh
+	})
+	if err != nil || fresh {
+		return err
+	}
+	for _, key := range earlier {
+		err = errors.Join(err, tx.Delete(key))
+	}
+	return errors.Join(err, n.Keep(tx, tenant, resource, id, name))
+}
+
 const nonceSize = 12
 
 // aead returns AES-256-GCM with the key of a tenant's past names.
