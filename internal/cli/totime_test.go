@@ -109,7 +109,9 @@ func (s *shippingSite) awaitSegment() {
 func (s *shippingSite) serveBackedUp(n int) (url string, end func()) {
 	s.t.Helper()
 	url, end = s.serve(s.at)
-	patience := time.After(2 * time.Minute)
+	// An upload whose answer is lost on a busy machine is tried again by the client and found to be there
+	// already. The server takes the next backup five minutes later.
+	patience := time.After(8 * time.Minute)
 	for len(s.backups()) < n {
 		select {
 		case <-time.After(50 * time.Millisecond):
