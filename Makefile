@@ -159,6 +159,15 @@ prose: ## check the words of the documentation and of messages (needs a C compil
 	BIN=$(BIN) hack/vale/check.sh
 	hack/fragments.sh $(FRAGMENTS)
 
+.PHONY: contract
+contract: node ## check the contracts of the REST interface with Redocly and Spectral
+	@BIN=$(BIN) hack/contract.sh
+
+.PHONY: node
+node:
+	@hack/debian.sh node nodejs 'the client in TypeScript and the contracts will not be checked'
+	@hack/debian.sh npm npm 'the client in TypeScript and the contracts will not be checked'
+
 .PHONY: lint-tools
 lint-tools:
 	@go -C hack/lint build -o $(BIN)/tools/ tool
@@ -180,7 +189,7 @@ man: ## write manual pages of all commands into bin/man, dated by the commit
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) go run ./hack/reference -man $(BIN)/man
 
 .PHONY: verify
-verify: tools helm lint-tools docs-tools ## check what is generated, the chart and config/, formatting, vet, lint, imports and go.mod files
+verify: tools helm lint-tools docs-tools contract ## check what is generated, the chart and config/, formatting, vet, lint, imports and go.mod files
 	BIN=$(BIN) hack/verify-generated.sh
 	BIN=$(BIN) hack/verify-chart.sh
 	@files=$$(gofmt -l $$(git ls-files --cached --others --exclude-standard '*.go')); \

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"github.com/getkin/kin-openapi/openapi3"
 
@@ -198,6 +199,39 @@ func TestEveryOperationOfTheContractsHasItsMethod(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// The contract says which operations may be repeated, for the clients of all languages.
+func TestWhatIsRepeatedIsWhatTheContractCallsRepeatable(t *testing.T) {
+	for name, version := range map[string]struct {
+		document string
+		methods  func(*Client) any
+	}{
+		"v1": {openapi.V1(), func(c *Client) any { return c.V1 }},
+		"v2": {openapi.V2(), func(c *Client) any { return c.V2 }},
+	} {
+		document, err := openapi3.NewLoader().LoadFromData([]byte(version.document))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, item := range document.Paths.Map() {
+			for method, operation := range item.Operations() {
+				_, marked := operation.Extensions["x-repeatable"].(bool)
+				probes := []string{"getHealth", "getReadiness", "getDiagnosis", "getMetrics"}
+				want := (marked || method == http.MethodGet || operation.OperationID == "sealCredential") && !slices.Contains(probes, operation.OperationID)
+				synctest.Test(t, func(t *testing.T) {
+					n := &wire{answer: always(http.StatusServiceUnavailable)}
+					c := n.client(t, WithRetries(1))
+					id := strings.ToUpper(operation.OperationID[:1]) + operation.OperationID[1:]
+					m := reflect.ValueOf(version.methods(c)).MethodByName(id)
+					m.Call(arguments(t, m.Type(), "id"))
+					if repeated := len(n.all()) == 2; repeated != want {
+						t.Errorf("%s: %s is repeated: %v, want %v", name, id, repeated, want)
+					}
+				})
+			}
+		}
 	}
 }
 

@@ -318,6 +318,28 @@ func TestScopesAndRolesAreThoseOfTheCode(t *testing.T) {
 	}
 }
 
+// Extensions are invisible in most renderings of the document, so the description says the same.
+func TestDescriptionsSayWhatExtensionsMean(t *testing.T) {
+	for _, doc := range documents(t) {
+		for _, op := range operations(doc) {
+			scope, scoped := op.Extensions["x-scope"].(string)
+			_, users := op.Extensions["x-user-only"].(bool)
+			_, repeatable := op.Extensions["x-repeatable"].(bool)
+			for sentence, holds := range map[string]bool{
+				"Scope: `" + scope + "`.":                           scoped,
+				"No scope is needed.":                               !scoped && !op.public() && op.OperationID != "refreshSession",
+				"No authentication is needed.":                      op.public(),
+				"For users alone: no API key is accepted.":          users,
+				"It may be repeated after an answer that was lost.": repeatable,
+			} {
+				if strings.Contains(op.Description, sentence) != holds {
+					t.Errorf("%s: its description says %q: %v, want %v", op.name, sentence, !holds, holds)
+				}
+			}
+		}
+	}
+}
+
 // What both versions have, they say in the same words.
 func TestVersionsShareTheirCommonSchemas(t *testing.T) {
 	docs := documents(t)
