@@ -12,6 +12,7 @@ import (
 	"github.com/getkin/kin-openapi/openapi3"
 
 	"github.com/latticekeep/latticekeep/api/openapi"
+	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 )
 
@@ -337,6 +338,32 @@ func TestDescriptionsSayWhatExtensionsMean(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// uncategorized are the event types in no category: they change nothing that is kept, and tell no plaintext. A
+// new type is here or in a category.
+var uncategorized = []audit.EventType{
+	audit.SealingKeyListed, audit.ManifestResealed, audit.ManifestChecked, audit.BackupTaken, audit.KMSKeyListed, audit.TenantListed, audit.APIKeyListed,
+	audit.CredentialListed, audit.KeyListed, audit.DataEncrypted, audit.DataRewrapped, audit.DataSigned, audit.DataVerified, audit.PublicKeyRead,
+	audit.UserSignedIn, audit.UserSignedOut, audit.AccountRead, audit.SessionRefreshed, audit.SessionListed, audit.MemberListed, audit.HistoryRuleListed,
+	audit.WebhookListed, audit.WebhookSent, audit.WebhookFailed, audit.SettingsRead, audit.PolicyListed, audit.GroupListed, audit.AccessChecked,
+	audit.AuditRead, audit.ProofRead, audit.AuditExported, audit.LogArchived, audit.AnchorStarted, audit.MetricsRead,
+	audit.ComplianceAssessed, audit.ComplianceScored, audit.ComplianceHistoryRead, audit.ComplianceReported, audit.InventoryRead, audit.RateLimited, audit.AccessRefused,
+}
+
+func TestEveryEventTypeHasItsCategoryOrNone(t *testing.T) {
+	var listed, want []string
+	for _, e := range documents(t)["/api/v2/"].Components.Schemas["EventType"].Value.Enum {
+		want = append(want, e.(string))
+	}
+	for _, e := range slices.Concat(audit.Changes.Types(), audit.Secrets.Types(), uncategorized) {
+		listed = append(listed, string(e))
+	}
+	slices.Sort(listed)
+	slices.Sort(want)
+	if !slices.Equal(listed, want) {
+		t.Errorf("categories have %v, the contract %v", listed, want)
 	}
 }
 

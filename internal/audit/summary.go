@@ -179,10 +179,15 @@ func eachKey(summary []byte, visit func(key uint32, at PlaceSet)) bool {
 	return true
 }
 
-// PlacesOf returns the places in a block that have all of the keys, by its summary. It returns
-// false if the summary is malformed.
-func PlacesOf(summary []byte, keys []uint32) (at PlaceSet, ok bool) {
+// PlacesOf returns the places in a block that have all of the keys and one of oneOf, by its summary; none is no
+// condition. It returns false if the summary is malformed.
+func PlacesOf(summary []byte, keys, oneOf []uint32) (at PlaceSet, ok bool) {
 	at = allPlaces
+	if len(oneOf) > 0 {
+		if at, ok = PlacesOfAny(summary, oneOf); !ok {
+			return PlaceSet{}, false
+		}
+	}
 	for _, key := range keys {
 		of, ok := lookUp(summary, key)
 		if !ok {

@@ -40,7 +40,7 @@ type auditEntries struct {
 func (a *auditAPI) QueryAuditLog(c *gin.Context, params api.QueryAuditLogParams) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		q := reader.Query{
-			EventType: string(gate.Value(params.EventType)), UserID: gate.Value(params.UserId),
+			EventType: string(gate.Value(params.EventType)), Category: audit.Category(gate.Value(params.Category)), UserID: gate.Value(params.UserId),
 			ResourceID: gate.Value(params.ResourceId), Outcome: audit.Outcome(gate.Value(params.Outcome)),
 			From: gate.Value(params.From), To: gate.Value(params.To),
 			Limit: gate.Value(params.Limit), Cursor: gate.Value(params.Cursor),

@@ -1599,6 +1599,24 @@ func (e TokenAnswerTokenType) Valid() bool {
 	}
 }
 
+// Defines values for QueryAuditLogParamsCategory.
+const (
+	QueryAuditLogParamsCategoryChanges QueryAuditLogParamsCategory = "changes"
+	QueryAuditLogParamsCategorySecrets QueryAuditLogParamsCategory = "secrets"
+)
+
+// Valid indicates whether the value is a known member of the QueryAuditLogParamsCategory enum.
+func (e QueryAuditLogParamsCategory) Valid() bool {
+	switch e {
+	case QueryAuditLogParamsCategoryChanges:
+		return true
+	case QueryAuditLogParamsCategorySecrets:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for QueryAuditLogParamsOutcome.
 const (
 	QueryAuditLogParamsOutcomeDenied  QueryAuditLogParamsOutcome = "denied"
@@ -1650,6 +1668,21 @@ const (
 func (e PutCredentialByNameParamsIfNoneMatch) Valid() bool {
 	switch e {
 	case PutCredentialByNameParamsIfNoneMatchAsterisk:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for ListCredentialsParamsDelimiter.
+const (
+	ListCredentialsParamsDelimiterEmpty ListCredentialsParamsDelimiter = "/"
+)
+
+// Valid indicates whether the value is a known member of the ListCredentialsParamsDelimiter enum.
+func (e ListCredentialsParamsDelimiter) Valid() bool {
+	switch e {
+	case ListCredentialsParamsDelimiterEmpty:
 		return true
 	default:
 		return false
@@ -2267,7 +2300,7 @@ type Credential struct {
 	// ExpiresAt 9999-12-31T23:59:59Z for a credential that never expires.
 	ExpiresAt time.Time `json:"expires_at"`
 
-	// LastReadAt When the hour began in which its values were read last. The metadata of one and the order `last_read` have it.
+	// LastReadAt When the hour began in which its values were read last. The metadata of one and lists with a `limit` have it.
 	// Absent for one that was never read, or only by a release that did not note it.
 	LastReadAt *time.Time `json:"last_read_at,omitempty"`
 	Name       string     `json:"name"`
@@ -2317,7 +2350,7 @@ type CredentialAnswer struct {
 	// ExpiresAt 9999-12-31T23:59:59Z for a credential that never expires.
 	ExpiresAt time.Time `json:"expires_at"`
 
-	// LastReadAt When the hour began in which its values were read last. The metadata of one and the order `last_read` have it.
+	// LastReadAt When the hour began in which its values were read last. The metadata of one and lists with a `limit` have it.
 	// Absent for one that was never read, or only by a release that did not note it.
 	LastReadAt *time.Time `json:"last_read_at,omitempty"`
 	Name       string     `json:"name"`
@@ -2354,6 +2387,12 @@ type CredentialID = string
 // CredentialList defines model for CredentialList.
 type CredentialList struct {
 	Credentials []Credential `json:"credentials"`
+
+	// Folders The folders of the page, when `delimiter` asks for them: what the names in each begin with, in Unicode's form C.
+	//
+	//
+	// Example: ["shop/prod/"]
+	Folders *[]string `json:"folders,omitempty"`
 
 	// NextCursor The `cursor` of the next page; absent on the last.
 	NextCursor *string   `json:"next_cursor,omitempty"`
@@ -3982,6 +4021,10 @@ type QueryAuditLogParams struct {
 	// EventType Only entries of this type.
 	EventType *EventType `form:"event_type,omitempty" json:"event_type,omitempty"`
 
+	// Category Only entries of some types: `changes` of what makes, changes or ends something that is kept, `secrets` of what gives
+	// somebody a plaintext. Attempts that were denied or failed are in it, too.
+	Category *QueryAuditLogParamsCategory `form:"category,omitempty" json:"category,omitempty"`
+
 	// UserId Only entries of the actor with this id.
 	UserId *string `form:"user_id,omitempty" json:"user_id,omitempty"`
 
@@ -4006,6 +4049,9 @@ type QueryAuditLogParams struct {
 	// Cursor The `next_cursor` of the page before. Opaque.
 	Cursor *Cursor `form:"cursor,omitempty" json:"cursor,omitempty"`
 }
+
+// QueryAuditLogParamsCategory defines parameters for QueryAuditLog.
+type QueryAuditLogParamsCategory string
 
 // QueryAuditLogParamsOutcome defines parameters for QueryAuditLog.
 type QueryAuditLogParamsOutcome string
@@ -4163,6 +4209,11 @@ type ListCredentialsParams struct {
 	// Prefix What the name begins with, such as `shop/prod/`. Case counts. Both are compared in Unicode's form C.
 	Prefix *string `form:"prefix,omitempty" json:"prefix,omitempty"`
 
+	// Delimiter With `/`, the list has only what is directly under `prefix`, in the order of names: credentials, and in `folders` the
+	// folders there. `limit` counts both, `total` also what is in the folders. A folder has at least one credential that
+	// is selected and that the caller may see. With an order of times, and for a ServiceAccount, it is refused with 400.
+	Delimiter *ListCredentialsParamsDelimiter `form:"delimiter,omitempty" json:"delimiter,omitempty"`
+
 	// Sort The order: `name`; `created` and `updated`, newest first; `expires`, soonest first; `last_read`, read last first
 	// and what was never read last, exact to an hour. For some time after an upgrade from a release without `name`, that
 	// is a 503.
@@ -4187,6 +4238,9 @@ type ListCredentialsParams struct {
 	// ExpiresBefore Only credentials that expire, or have expired, before this time.
 	ExpiresBefore *time.Time `form:"expires_before,omitempty" json:"expires_before,omitempty"`
 }
+
+// ListCredentialsParamsDelimiter defines parameters for ListCredentials.
+type ListCredentialsParamsDelimiter string
 
 // ListCredentialsParamsSort defines parameters for ListCredentials.
 type ListCredentialsParamsSort string

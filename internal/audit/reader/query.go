@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
@@ -21,6 +22,7 @@ import (
 // inclusive.
 type Query struct {
 	EventType  string
+	Category   audit.Category
 	UserID     string // actor ID
 	ResourceID string
 	Outcome    audit.Outcome
@@ -193,11 +195,11 @@ type search struct {
 // run reads the index from tenant sequence n down. It returns the next sequence to read, which is
 // low-1 if it has read all.
 func (s *search) run(n uint64) (uint64, error) {
-	keys := s.q.keys()
+	keys, types := s.q.keys(), s.q.typeKeys()
 	for n >= s.low && s.wanted() > 0 {
 		bottom := s.low
-		if len(keys) > 0 {
-			below, err := s.bySummaries(n, keys)
+		if len(keys)+len(types) > 0 {
+			below, err := s.bySummaries(n, keys, types)
 			if err != nil {
 				return 0, err
 			}
@@ -234,8 +236,17 @@ func (q Query) keys() (keys []uint32) {
 	return keys
 }
 
+// typeKeys returns the summary keys of which a matching entry has one; none is no condition.
+func (q Query) typeKeys() (keys []uint32) {
+	for _, t := range q.Category.Types() {
+		keys = append(keys, audit.TypeKey(t))
+	}
+	return keys
+}
+
 func (q Query) matches(row audit.IndexRow) bool {
-	return (q.EventType == "" || q.EventType == string(row.EventType)) && (q.UserID == "" || q.UserID == row.Actor)
+	return (q.EventType == "" || q.EventType == string(row.EventType)) && (q.UserID == "" || q.UserID == row.Actor) &&
+		(q.Category == "" || slices.Contains(q.Category.Types(), row.EventType))
 }
 
 // byRows reads each row from n down to bottom.
@@ -264,9 +275,9 @@ func (s *search) byRows(n, bottom uint64) (uint64, error) {
 	return n, cmp.Or(err, bad)
 }
 
-// bySummaries reads the entries from n down that summaries name, until it meets a block without a
-// summary. It returns n if the block of n has none.
-func (s *search) bySummaries(n uint64, keys []uint32) (uint64, error) {
+// bySummaries reads the entries from n down that summaries name, for all of keys and one of types, until it
+// meets a block without a summary. It returns n if the block of n has none.
+func (s *search) bySummaries(n uint64, keys, types []uint32) (uint64, error) {
 	var named []uint64
 	wanted, below, bad := s.wanted(), n, false
 	rng := store.Range{From: audit.SummaryKey(s.tenant, audit.BlockOf(s.low)), To: audit.SummaryKey(s.tenant, audit.BlockOf(n)+1), Reverse: true}
@@ -275,7 +286,7 @@ func (s *search) bySummaries(n uint64, keys []uint32) (uint64, error) {
 		if binary.BigEndian.Uint64(key[len(key)-8:]) != block {
 			return false
 		}
-		at, ok := audit.PlacesOf(value, keys)
+		at, ok := audit.PlacesOf(value, keys, types)
 		if !ok {
 			bad = true
 			return false

@@ -223,8 +223,8 @@ func TestSummariesChangeNothingInWhatIsFound(t *testing.T) {
 		t.Helper()
 		for _, eventType := range []audit.EventType{"", audit.UserSignedIn, audit.KeyListed, audit.KeyRotated, "NO_SUCH"} {
 			for _, actor := range []string{"", "usr_a", "usr_even", "usr_none"} {
-				for _, hours := range [][2]int{{}, {3, 3}, {5, 14}, {0, 2}, {17, 0}, {23, 30}} {
-					q := reader.Query{EventType: string(eventType), UserID: actor}
+				for n, hours := range [][2]int{{}, {3, 3}, {5, 14}, {0, 2}, {17, 0}, {23, 30}} {
+					q := reader.Query{EventType: string(eventType), UserID: actor, Category: []audit.Category{"", audit.Changes, audit.Secrets}[n%3]}
 					var want []string
 					if hours[0] > 0 {
 						q.From = began.Add(time.Duration(hours[0]) * time.Hour)
@@ -234,7 +234,8 @@ func TestSummariesChangeNothingInWhatIsFound(t *testing.T) {
 					}
 					for i, is := range slices.Backward(all) {
 						at := i / 100 // hours: a commit has a hundred entries
-						if (eventType == "" || string(eventType) == is.EventType) && (actor == "" || actor == is.UserID) &&
+						in := q.Category == "" || slices.Contains(q.Category.Types(), audit.EventType(is.EventType))
+						if in && (eventType == "" || string(eventType) == is.EventType) && (actor == "" || actor == is.UserID) &&
 							at >= hours[0] && (q.To.IsZero() || at <= hours[1]) {
 							want = append(want, fmt.Sprint(i%1500))
 						}
@@ -588,7 +589,7 @@ func TestASummaryNamesTheEntriesThatMatch(t *testing.T) {
 		rows := audittest.Block(random, shape[0], shape[1])
 		summary := audit.SummaryOf(rows)
 		for _, q := range []reader.Query{{EventType: "TYPE_0"}, {UserID: "usr_1"}, {EventType: "TYPE_2", UserID: "usr_0"}, {EventType: "usr_0"}, {UserID: "TYPE_0"}, {}} {
-			at, ok := audit.PlacesOf(summary, q.Keys())
+			at, ok := audit.PlacesOf(summary, q.Keys(), nil)
 			var got, want []int
 			for place, more := at.Last(); more; place, more = at.Last() {
 				got = append(got, place)
