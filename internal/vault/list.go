@@ -51,7 +51,7 @@ func (v *Vault) List(ctx context.Context, p authz.Principal, q ListQuery) (list 
 		if err != nil {
 			return err
 		}
-		if q.Order == listing.ByName && !s.ByName {
+		if (q.Order == listing.ByName || q.Folders) && !s.ByName {
 			return errNotIndexed
 		}
 		rest, damaged, err = pages.Read(s, q, now, func(found listing.Found) {

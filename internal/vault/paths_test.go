@@ -82,6 +82,65 @@ func TestAListByNameIsInTheOrderOfNames(t *testing.T) {
 	})
 }
 
+// With folders, a list has what is directly under its prefix, and each folder once, whatever a page holds.
+func TestAListOfFoldersHasEachOnce(t *testing.T) {
+	inBothStores(t, func(t *testing.T, f *fixture) {
+		f.index()
+		for _, name := range []string{"shop", "shop/prod/db", "shop/prod/mail", "shop/dev/db", "shop/key", "shop-old/db", "shop0", "a/b/c", "e\u0301/x"} {
+			f.sealFor(f.a, name, "database", 30)
+		}
+		f.sealFor(f.a, "bank/card", "card", 30)
+		read := func(p authz.Principal, q ListQuery) (names, folders []string) {
+			t.Helper()
+			for again := true; again; again = q.Cursor != "" {
+				list, rest, err := f.vault.List(t.Context(), p, q)
+				must(t, err)
+				if q.Limit > 0 && len(list)+len(rest.Folders) > q.Limit {
+					t.Errorf("%+v: %d credentials and %d folders on a page", q, len(list), len(rest.Folders))
+				}
+				for _, c := range list {
+					names = append(names, c.Name)
+				}
+				folders, q.Cursor = append(folders, rest.Folders...), rest.Cursor
+			}
+			return names, folders
+		}
+		for _, budget := range []listing.Budget{listing.PageBudget(), {Records: 1, Bytes: 1 << 20}} {
+			f.vault.pageBudget = budget
+			for _, limit := range []int{0, 1, 2, 100} {
+				for what, c := range map[string]struct {
+					p              authz.Principal
+					filter         Filter
+					names, folders []string
+				}{
+					"top":        {f.a, Filter{}, []string{"shop", "shop0"}, []string{"a/", "bank/", "shop-old/", "shop/", "\u00e9/"}},
+					"shop/":      {f.a, Filter{Prefix: "shop/"}, []string{"shop/key"}, []string{"shop/dev/", "shop/prod/"}},
+					"shop":       {f.a, Filter{Prefix: "shop"}, []string{"shop", "shop0"}, []string{"shop-old/", "shop/"}},
+					"e/":         {f.a, Filter{Prefix: "e\u0301/"}, []string{"e\u0301/x"}, nil},
+					"of a type":  {f.a, Filter{Type: "card"}, nil, []string{"bank/"}},
+					"by text":    {f.a, Filter{Prefix: "shop/", Text: "mail"}, nil, []string{"shop/prod/"}},
+					"by policy":  {f.limited(anyVerb("shop/prod/**"), anyVerb("bank/*")), Filter{}, nil, []string{"bank/", "shop/"}},
+					"inside one": {f.limited(anyVerb("shop/prod/**")), Filter{Prefix: "shop/"}, nil, []string{"shop/prod/"}},
+				} {
+					c.filter.Folders = true
+					names, folders := read(c.p, ListQuery{Filter: c.filter, Limit: limit})
+					if !slices.Equal(names, c.names) || !slices.Equal(folders, c.folders) {
+						t.Errorf("%s, %d on a page: %q and %q, want %q and %q", what, limit, names, folders, c.names, c.folders)
+					}
+				}
+			}
+		}
+		for what, q := range map[string]ListQuery{"an order of times": {Order: listing.ByUpdated, Filter: Filter{Folders: true}}} {
+			if _, _, err := f.vault.List(t.Context(), f.a, q); !errors.Is(err, fault.Invalid) {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+		if _, _, err := f.vault.List(t.Context(), f.pod("cluster", "shop"), ListQuery{Filter: Filter{Folders: true}}); !errors.Is(err, fault.Invalid) {
+			t.Errorf("a ServiceAccount: %v", err)
+		}
+	})
+}
+
 // Somebody with policies is told nothing by how much is read: a list costs what it shows, and a look
 // for each segment in the place of a "*".
 func TestAListReadsNothingOfWhatIsOutside(t *testing.T) {

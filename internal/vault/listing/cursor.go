@@ -94,6 +94,9 @@ func (c Cursors) tag(tenant authz.TenantID, f Filter, o Order, plain []byte) []b
 	if f.Tag != "" { // the number of the fields says which of them there are
 		fields = append(fields, nil, []byte(f.Tag))
 	}
+	if f.Folders {
+		fields = append(fields, nil, nil, nil)
+	}
 	return c.KeyedHash(kindOf(o).label, fields...)[:cursorTagSize]
 }
 

@@ -39,6 +39,7 @@ type Filter struct {
 	ExpiresBefore time.Time
 	Prefix        string // what the name begins with, in the form in which policies compare names
 	Tag           string // one of its tags, in the form of [authz.NormalizeName]
+	Folders       bool   // only what is directly under Prefix; the folders there are in [Rest]
 }
 
 // Order is the order of a list.
@@ -76,6 +77,10 @@ type Rest struct {
 	Cursor string // the next page begins there; empty: there is none
 	Total  int    // number of credentials in the whole list, if the query asks for it
 	Whole  bool   // Total is exact; otherwise the list has more
+
+	// Folders are those of the page, if the query asks for them: what the names of the credentials in a
+	// folder begin with, in the form in which policies compare names, with the "/" at the end.
+	Folders []string
 }
 
 // bounded reports whether a page may end before the list does.
@@ -114,6 +119,15 @@ func (f Filter) Matcher(now time.Time) func(r *record.Record) bool {
 		}
 		return text == "" || strings.Contains(fold(r.Name), text)
 	}
+}
+
+// folder returns the folder under the filter's prefix that a name is in, or "" for none.
+func (f Filter) folder(name string) string {
+	prefix, name := authz.NormalizeName(f.Prefix), authz.NormalizeName(name)
+	if end := strings.IndexByte(name[min(len(prefix), len(name)):], '/'); f.Folders && end >= 0 {
+		return name[:len(prefix)+end+1]
+	}
+	return ""
 }
 
 // fold maps texts that differ only in case to the same text.

@@ -63,7 +63,7 @@ type Source struct {
 // UsesPaths reports whether a list is read in the order of names: one that asks for it, and every list
 // of somebody with policies, who gets nothing of what lies outside, not even by the time that it takes.
 func (q Query) UsesPaths(p authz.Principal) bool {
-	return q.Order == ByName || q.Prefix != "" || p.Access.IsLimited()
+	return q.Order == ByName || q.Prefix != "" || q.Folders || p.Access.IsLimited()
 }
 
 // order returns the order in which a source answers a query.
@@ -85,21 +85,25 @@ type Pages struct {
 }
 
 var (
-	errCursor = fault.New(fault.Invalid, "the cursor is not one of this list: start again without it")
-	errSort   = fault.New(fault.Invalid, "sort: too many credentials for an order of times: give a prefix, or sort by name")
+	errCursor  = fault.New(fault.Invalid, "the cursor is not one of this list: start again without it")
+	errFolders = fault.New(fault.Invalid, "delimiter: folders are listed in the order of names, and not to a ServiceAccount: leave it out, or sort by name")
+	errSort    = fault.New(fault.Invalid, "sort: too many credentials for an order of times: give a prefix, or sort by name")
 )
 
 // Read reads the page of a query. each gets its credentials, in order. Errors: fault.Invalid for the
 // cursor of another list, and for too many credentials in an order of times.
 func (p Pages) Read(s Source, q Query, now time.Time, each func(Found)) (rest Rest, damaged int, err error) {
 	order, after := s.order(q), ""
+	if q.Folders && (order != ByName || s.hides()) {
+		return Rest{}, 0, errFolders
+	}
 	if q.Cursor != "" {
 		var ok bool
 		if after, ok = p.Decode(s.Principal.Tenant, q.Filter, order, q.Cursor); !ok {
 			return Rest{}, 0, errCursor
 		}
 	}
-	page := &Page{Budget: p.One}
+	page := &Page{Budget: p.One, Reads: q.Limit > 0}
 	var all []placed
 	if order.ofTimes() || q.Count {
 		every := &Page{Budget: p.All}
@@ -131,6 +135,7 @@ func (p Pages) Read(s Source, q Query, now time.Time, each func(Found)) (rest Re
 	if err != nil {
 		return Rest{}, 0, err
 	}
+	rest.Folders = page.Folders
 	if page.More {
 		rest.Cursor = p.Encode(s.Principal.Tenant, q.Filter, order, page.Last)
 	}
@@ -271,6 +276,8 @@ type Page struct {
 	Damaged int
 	Last    string // position of the credential read last
 	More    bool   // credentials follow after Last
+	Folders []string
+	Reads   bool // each credential has the time at which it was read last
 }
 
 // Found is a credential of a page. The record shares memory with the store's row.
@@ -278,40 +285,54 @@ type Found struct {
 	*record.Record
 	Owned    bool
 	Details  *details.Details
-	LastRead time.Time // only in its order
+	LastRead time.Time // in its order, and on pages with a limit
 }
 
 // Read reads the credentials after a position, or from the first one if it is empty. each gets those
-// that match, in order.
+// that match, in order. A folder takes the place of the first one in it that matches; Read goes on behind
+// all that are in it.
 func (f *Page) Read(s Source, q Query, after string, now time.Time, each func(Found)) error {
 	matches := q.Matcher(now)
 	found := 0
-	var bad error
-	err := s.Visit(s.prefix(q), after, func(position string, key, value []byte) bool {
-		if key == nil { // where the looks at other paths ended
-			f.Last, f.More = position, true
-			return false
+	for again := true; again; {
+		again = false
+		var bad error
+		err := s.Visit(s.prefix(q), after, func(position string, key, value []byte) bool {
+			if key == nil { // where the looks at other paths ended
+				f.Last, f.More = position, true
+				return false
+			}
+			full := q.Limit > 0 && found == q.Limit
+			if f.More = full || q.bounded() && f.Budget.Spent() && f.Last != ""; f.More {
+				return false
+			}
+			f.Budget.Spend(value)
+			if position != "" {
+				f.Last = position // for a damaged record too
+			}
+			var one Found
+			if one, bad = f.look(s, q, key, value, matches); one.Record == nil {
+				return bad == nil
+			}
+			if folder := q.folder(one.Name); folder != "" {
+				found++
+				f.Folders = append(f.Folders, folder)
+				after, again = pathindex.Behind(folder), true
+				f.Last = after
+				return false
+			}
+			var shown bool
+			if shown, bad = f.show(s, one, each); shown {
+				found++
+				f.More = s.hides() && found == q.Limit // whether others follow would tell of hidden ones
+			}
+			return bad == nil && !f.More
+		})
+		if err = errors.Join(err, bad); err != nil {
+			return err
 		}
-		full := q.Limit > 0 && found == q.Limit
-		if f.More = full || q.bounded() && f.Budget.Spent() && f.Last != ""; f.More {
-			return false
-		}
-		f.Budget.Spend(value)
-		if position != "" {
-			f.Last = position // for a damaged record too
-		}
-		var one Found
-		if one, bad = f.look(s, q, key, value, matches); one.Record == nil {
-			return bad == nil
-		}
-		var shown bool
-		if shown, bad = f.show(s, one, each); shown {
-			found++
-			f.More = s.hides() && found == q.Limit // whether others follow would tell of hidden ones
-		}
-		return bad == nil && !f.More
-	})
-	return errors.Join(err, bad)
+	}
+	return nil
 }
 
 // look returns a credential if it matches and the caller may see it, without what complete adds.
@@ -353,6 +374,11 @@ func (f *Page) look(s Source, q Query, key, value []byte, matches func(*record.R
 func (f *Page) show(s Source, one Found, each func(Found)) (shown bool, err error) {
 	if !s.hides() { // otherwise look has
 		if ok, err := f.complete(s, &one); !ok {
+			return false, err
+		}
+	}
+	if f.Reads && one.LastRead.IsZero() {
+		if one.LastRead, err = s.LastRead(one.ID); err != nil {
 			return false, err
 		}
 	}

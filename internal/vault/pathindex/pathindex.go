@@ -33,6 +33,12 @@ func path(name string) string {
 	return name[:min(len(name), maxName)]
 }
 
+// Behind returns the position behind all credentials in a folder, which ends with "/".
+func Behind(folder string) string {
+	folder = strings.TrimSuffix(folder, "/")
+	return folder[:min(len(folder), maxName)] + string('/'+1)
+}
+
 // Key returns the key of the row of a credential.
 func Key(tenant authz.TenantID, name, id string) []byte {
 	return []byte(prefix(tenant) + path(name) + "\x00" + id)

@@ -128,6 +128,10 @@ func (a *API) ListCredentials(c *gin.Context, params api.ListCredentialsParams) 
 			return nil, gate.InvalidParameter(err)
 		}
 		answer := api.CredentialList{Success: true, Credentials: credentials(found), NextCursor: gate.NonZero(rest.Cursor)}
+		if params.Delimiter != nil {
+			folders := append([]string{}, rest.Folders...)
+			answer.Folders = &folders
+		}
 		if gate.Value(params.Total) {
 			answer.Total, answer.TotalComplete = &rest.Total, &rest.Whole
 		}
@@ -138,7 +142,7 @@ func (a *API) ListCredentials(c *gin.Context, params api.ListCredentialsParams) 
 func filter(params api.ListCredentialsParams) vault.Filter {
 	f := vault.Filter{
 		Text: gate.Value(params.Q), Prefix: gate.Value(params.Prefix), Type: gate.Value(params.CredentialType), Status: listing.Status(gate.Value(params.Status)),
-		Tag: gate.Value(params.Tag),
+		Tag: gate.Value(params.Tag), Folders: params.Delimiter != nil,
 	}
 	if params.ExpiresBefore != nil {
 		// For the vault, the zero time means that no limit is given. A microsecond later gives the
