@@ -112,7 +112,7 @@ func TestWhatUsersWriteIsText(t *testing.T) {
 		address string
 		names   []string
 	}{
-		{"/", hostile[:1]}, {"/vault", hostile}, {"/vault/" + credential, hostile[len(hostile)-1:]}, {"/keys", hostile}, {"/keys/" + key, hostile[len(hostile)-1:]},
+		{"/", hostile[:1]}, {"/vault?sort=updated", hostile}, {"/vault", nil}, {"/vault/" + credential, hostile[len(hostile)-1:]}, {"/keys", hostile}, {"/keys/" + key, hostile[len(hostile)-1:]},
 		{"/audit", nil}, {"/cluster", objects}, {"/settings/api-keys", hostile}, {"/settings/members", taken}, {"/settings/profile", hostile[:1]}, {"/compliance/soc2", nil},
 		{"/vault?q=%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E", hostile[:1]}, {"/vault/%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E", nil}, {"/audit?user_id=%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E", nil},
 		{"/cluster?namespace=%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E", nil},
@@ -127,7 +127,7 @@ func TestWhatUsersWriteIsText(t *testing.T) {
 	b.titled("Vault")
 	b.follow(seen(hostile[7]))
 	b.titled(seen(hostile[7]))
-	b.press("Unseal")
+	b.press("Reveal")
 	b.press("Show key-7")
 	b.sees("Characters that cannot be seen are written as")
 	look("a revealed value", hostile[7])
@@ -141,7 +141,9 @@ func TestWhatUsersWriteIsText(t *testing.T) {
 
 	stop = b.answer("GET", "/api/v2/vault/list*", refusal(http.StatusInternalServerError, hostile[0]+hostile[7]))
 	b.open("/vault?q=x")
-	b.sees("The server says")
+	b.until(`document.querySelector('.trouble details')`)
+	b.script(`document.querySelector('.trouble details').open = true`)
+	b.sees("Server message")
 	look("a refusal", hostile[0], hostile[7])
 	stop()
 	if n := dialogs.Load(); n != 0 {

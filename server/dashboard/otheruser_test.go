@@ -54,7 +54,7 @@ func TestNothingIsDoneInTheNameOfSomebodyElse(t *testing.T) {
 
 	b := begin() // in the dialog
 	p.endSessions(first)
-	b.press("Seal")
+	b.press("Create")
 	b.sees("Your session has ended")
 	b.script(`document.querySelector('dialog input[readonly]').readOnly = false`)
 	b.fill("E-mail address", second.email)
@@ -66,7 +66,7 @@ func TestNothingIsDoneInTheNameOfSomebodyElse(t *testing.T) {
 	p.endSessions(first)
 	b.become(second)
 	stop := b.answer(http.MethodPost, "/api/v2/vault/seal", refusal(http.StatusUnauthorized, "of before"))
-	b.press("Seal")
+	b.press("Create")
 	b.titled("Overview")
 	stop()
 	b.open("/")

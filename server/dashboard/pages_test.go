@@ -148,6 +148,8 @@ func (e *estate) views() []view {
 		{name: "join", address: "/join#token=x", signedOut: true},
 		{name: "overview", address: "/"},
 		{name: "vault", address: "/vault"},
+		{name: "vault-folder", address: "/vault?folder=meters%2F"},
+		{name: "vault-sorted", address: "/vault?sort=last_read"},
 		{name: "vault-new", address: "/vault/new", do: func(b *tab) {
 			b.fill("Name", "grid-forecast/model-store")
 			b.fill("Key", "access_key")
@@ -155,8 +157,14 @@ func (e *estate) views() []view {
 			b.press("Add a value")
 		}},
 		{name: "credential", address: "/vault/" + e.credential, do: func(b *tab) {
-			b.press("Unseal")
+			b.press("Reveal")
 			b.press("Show secret_key")
+		}},
+		{name: "credential-edit", address: "/vault/" + e.credential, do: func(b *tab) {
+			b.press("Edit values")
+			b.fill("Value", "sk_live_another")
+			b.press("Review changes")
+			b.press("Show the change of secret_key")
 		}},
 		{name: "credential-delete", address: "/vault/" + e.credential, do: press("Delete")},
 		{name: "crypto", address: "/crypto", do: func(b *tab) {
@@ -175,7 +183,7 @@ func (e *estate) views() []view {
 		{name: "framework", address: "/compliance/soc2"},
 		{name: "audit", address: "/audit", do: func(b *tab) {
 			b.press("Verify this page")
-			b.sees("all hold")
+			b.sees("entries verified")
 		}},
 		{name: "audit-entry", address: fmt.Sprint("/audit/", e.entry), do: func(b *tab) {
 			b.press("Verify in this browser")

@@ -29,7 +29,7 @@ func TestAMemberReviewsInTheBrowser(t *testing.T) {
 
 	b := p.tab()
 	b.signIn(o, "/audit")
-	b.sees("No denial and no failure waits for your review.")
+	b.sees("Nothing waits for your review")
 	b.sees("3 denials that you or your API keys caused wait for another member.")
 	b.accessible()
 
@@ -40,7 +40,7 @@ func TestAMemberReviewsInTheBrowser(t *testing.T) {
 	b.fill("Note (optional)", "the key was given the wrong scope")
 	b.press("Record the review")
 	b.sees("The review is in the log")
-	b.sees("No denial and no failure waits for your review.")
+	b.sees("Nothing waits for your review")
 	b.accessible()
 	acknowledged := v2.EventTypeDENIALSACKNOWLEDGED
 	list, err := bob.QueryAuditLog(t.Context(), &v2.QueryAuditLogParams{EventType: &acknowledged})

@@ -74,7 +74,7 @@ func TestLongListsStayLight(t *testing.T) {
 		t.Errorf("%d entries were on a page", len(seen))
 	}
 	b.open("/vault")
-	b.fill("Part of the name", fmt.Sprintf("%05d", n-1))
+	b.fill("Search by name", fmt.Sprintf("%05d", n-1))
 	b.sees("1 credential")
 	b.follow(fmt.Sprintf("service-%05d/token", n-1))
 	b.titled(fmt.Sprintf("service-%05d/token", n-1))

@@ -28,7 +28,7 @@ func TestDialogsAreInTheMiddle(t *testing.T) {
 	b := p.tab()
 	b.signIn(o, "/")
 	for _, from := range []struct{ page, press string }{
-		{"/vault/" + id, "Delete"}, {"/vault/" + id, "Rotate"}, {"/settings/api-keys", "Create an API key"}, {"/settings/members", "Invite somebody"}, {"/keys", "Create a key"},
+		{"/vault/" + id, "Delete"}, {"/vault/" + id, "Re-encrypt"}, {"/settings/api-keys", "Create an API key"}, {"/settings/members", "Invite member"}, {"/keys", "Create a key"},
 	} {
 		b.open(from.page)
 		b.settled()
@@ -53,7 +53,7 @@ func TestAWrongPasswordHasOneMessage(t *testing.T) {
 	b.fill("Password", "not the password")
 	b.press("Sign in")
 	b.sees("Not signed in")
-	if said := value[string](b, `document.querySelector('.trouble').innerText.trim()`); strings.Contains(said, "Signed out") || strings.Contains(said, "The server says") || strings.Contains(said, "\n") ||
+	if said := value[string](b, `document.querySelector('.trouble').innerText.trim()`); strings.Contains(said, "Signed out") || strings.Contains(said, "Server message") || strings.Contains(said, "\n") ||
 		!strings.Contains(said, "do not belong together") {
 		t.Errorf("the page says %q", said)
 	}
@@ -201,7 +201,7 @@ func TestDeniedEventsReadAsAttempts(t *testing.T) {
 	if len(types) < 70 {
 		t.Fatal(types)
 	}
-	script := value[string](b, `new URL('lib/format.js', document.querySelector('script[src]').src).href`)
+	script := value[string](b, `new URL('lib/words.js', document.querySelector('script[src]').src).href`)
 	for _, e := range types {
 		pair := value[[]string](b, fmt.Sprintf(`import(%s).then(f => [f.words(%[2]s), f.attempt(%[2]s)])`, quoted(script), quoted(e)))
 		nobodyTries := slices.Contains([]string{"ACCESS_REFUSED", "ANCHOR_REFUSED", "RATE_LIMITED", "WEBHOOK_FAILED"}, e)

@@ -65,19 +65,22 @@ export async function api(method, path, {query, body, signal, headers, anonymous
 export const get = (path, query, signal) => api('GET', path, {query, signal});
 export const post = (path, body, more) => api('POST', path, {...more, body});
 export const put = (path, body) => api('PUT', path, {body});
+export const patch = (path, body, more) => api('PATCH', path, {...more, body});
 export const del = path => api('DELETE', path);
 
 // gather reads a page of a list that is searched: where the server stops looking before
 // query.limit are found, it goes on, some times. Its answer is like that of one request,
-// field being the name of the list in it.
+// field being the name of the list in it, beside which there may be folders.
 export async function gather(path, field, query, signal, times = 8) {
-  let found = [], cursor = query.cursor;
+  let found = [], folders = [], cursor = query.cursor;
+  const missing = () => query.limit - found.length - folders.length;
   do {
-    const page = await get(path, {...query, cursor, limit: query.limit - found.length}, signal);
+    const page = await get(path, {...query, cursor, limit: missing()}, signal);
     found = [...found, ...page[field]];
+    folders = [...folders, ...page.folders ?? []];
     cursor = page.next_cursor;
-  } while (cursor && found.length < query.limit && --times > 0);
-  return {[field]: found, next_cursor: cursor};
+  } while (cursor && missing() > 0 && --times > 0);
+  return {[field]: found, folders, next_cursor: cursor};
 }
 
 export function queryString(query) {
@@ -103,7 +106,10 @@ async function exchange(method, url, {body, signal, headers, text}) {
 }
 
 function finished({status, content, headers}) {
-  if (status >= 200 && status < 300) return content;
+  if (status >= 200 && status < 300) {
+    const etag = headers?.get('ETag');
+    return etag ? {...content, etag} : content;
+  }
   throw new Problem(status, content.error?.message ?? '', {
     requestID: content.error?.request_id ?? headers?.get('X-Request-ID') ?? '',
     retryAfter: Number(headers?.get('Retry-After') ?? 0),

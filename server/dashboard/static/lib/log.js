@@ -1,8 +1,9 @@
 // What the pages need of the audit log: its events in words, following it, and checking
 // it in the page.
-import {html, useState} from '../vendor/preact.js';
-import {Problem, get, queryString} from './api.js';
-import {count, number, words} from './format.js';
+import {html, useEffect, useRef, useState} from '../vendor/preact.js';
+import {Problem, get, post, queryString} from './api.js';
+import {count, number} from './format.js';
+import {words} from './words.js';
 import {Facts, Hash, Input, Link, Name, Tag} from './ui.js';
 
 const outcomes = {success: ['good', 'success'], denied: ['warn', 'denied'], failure: ['bad', 'failure']};
@@ -18,15 +19,36 @@ export const Proof = ({of}) => html`<${Tag} kind=${proofs[of.status]?.[0]}>${pro
 
 const kind = type => words(type).replace(/^[A-Z](?![A-Z])/, c => c.toLowerCase());
 
+// Called is what something is called, with its id on hover, or its id.
+const Called = ({id, name, label}) => name ? html`<span title=${id}><${Name}>${name}<//></span>` : id && html`<${Hash} label=${label}>${id}<//>`;
+
 // Actor is who did something; mine is the id of who looks, and name what the actor is called, if known.
-export const Actor = ({of, mine, name}) => html`<span>${kind(of.type)}${of.id && of.id === mine ? ' (you)' : ''} ${name && html`<${Name}>${name}<//>`} ${of.id && html`<${Hash} label="Copy the actor's id">${of.id}<//>`}</span>`;
+export const Actor = ({of, mine, name}) => html`<span><span class="quiet">${kind(of.type)}${of.id && of.id === mine ? ' (you)' : ''}</span> <${Called} id=${of.id} name=${name} label="Copy the actor's id" /></span>`;
 
 // What of a kind has a page of its own.
 const places = {credential: id => '/vault/' + id, key: id => '/keys/' + id};
 
 // Resource is what it was done to, and name what that is called, if known.
-export const Resource = ({of, name}) => html`<span>${of.id && Object.hasOwn(places, of.type)
-  ? html`<${Link} to=${places[of.type](encodeURIComponent(of.id))}>${kind(of.type)}<//>` : kind(of.type)} ${name && html`<${Name}>${name}<//>`} ${of.id && html`<${Hash} label="Copy the resource's id">${of.id}<//>`}</span>`;
+export function Resource({of, name}) {
+  const called = html`<${Called} id=${of.id} name=${name} label="Copy the resource's id" />`;
+  if (!of.id || !Object.hasOwn(places, of.type)) return html`<span><span class="quiet">${kind(of.type)}</span> ${called}</span>`;
+  const to = places[of.type](encodeURIComponent(of.id));
+  return html`<span>${name ? html`<span class="quiet">${kind(of.type)}</span> <${Link} to=${to} title=${of.id}><${Name}>${name}<//><//>` : html`<${Link} to=${to}>${kind(of.type)}<//> ${called}`}</span>`;
+}
+
+// useNames returns the names of the ids in entries, for those who may read them. An id is asked for once.
+export function useNames(account, entries) {
+  const [names, setNames] = useState(new Map()), asked = useRef(new Set());
+  useEffect(() => {
+    const ids = [...new Set(entries.flatMap(e => [e.actor.id, e.resource.id]))].filter(id => id && !asked.current.has(id)).slice(0, 200);
+    if (ids.length === 0 || !account.can('audit:names')) return;
+    ids.forEach(id => asked.current.add(id));
+    post('/api/v2/audit/names', {ids}).then(
+      answer => setNames(known => new Map([...known, ...answer.names.map(n => [n.id, n.name])])),
+      () => ids.forEach(id => asked.current.delete(id))); // the ids say enough until the next entries
+  }, [entries[0]?.sequence, entries.length]);
+  return names;
+}
 
 // Fingerprint shows one, and compares it with what somebody was given another way.
 export function Fingerprint({word, value, hint}) {

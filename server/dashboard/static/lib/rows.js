@@ -51,6 +51,9 @@ export function readLines(text) {
   return {rows, left: rest.split('\n').filter(l => l.trim() !== '').length};
 }
 
+// asLines is the lines that readLines reads as these values.
+export const asLines = values => Object.entries(values).map(([key, value]) => `${key}="${value.replace(/["\\]/g, '\\$&').replaceAll('\n', '\\n').replaceAll('\r', '\\r')}"\n`).join('');
+
 // A value is hidden by a font of dots and not by a password field, which would lose
 // the line breaks of a key or a certificate that is pasted.
 function Value({id, value, number, onInput, described}) {
@@ -82,7 +85,7 @@ function Paste({take, close}) {
     <textarea id=${id} ref=${field} class="concealed" spellcheck=${false} autocomplete="off" autocapitalize="none" value=${text} aria-invalid=${left > 0 ? 'true' : undefined}
       aria-describedby=${id + '-error'} onInput=${e => { setText(e.target.value); setLeft(0); }}></textarea>
     <p class="wrong" id=${id + '-error'} aria-live="polite">${left > 0 && (text.trim() === '' ? 'There is nothing in it yet.' : `${count(left, 'line')} cannot be read as KEY=VALUE. Nothing was taken over.`)}</p>
-    <div class="actions"><button type="button" onClick=${use}>Make rows of it</button><button type="button" onClick=${close}>Cancel</button></div>
+    <div class="actions"><button type="button" onClick=${use}>Add these values</button><button type="button" onClick=${close}>Cancel</button></div>
   </div>`;
 }
 

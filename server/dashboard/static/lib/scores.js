@@ -1,7 +1,7 @@
 // The scores of all frameworks.
 import {useEffect, useState} from '../vendor/preact.js';
 import {get} from './api.js';
-import {frameworks} from './format.js';
+import {frameworks} from './words.js';
 
 // Without these nothing else would come either.
 const final = new Set([0, 401, 403, 429]);

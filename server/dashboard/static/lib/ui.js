@@ -1,7 +1,9 @@
 // The parts that pages are made of. Each says by its markup what it is, works with
 // the keyboard alone, and shows text as text.
 import {html, useCallback, useEffect, useId, useLayoutEffect, useRef, useState} from '../vendor/preact.js';
-import {ago, localTime, short, utc, visible} from './format.js';
+import {ago, briefTime, localTime, short, utc, visible} from './format.js';
+import {Icon} from './icons.js';
+import {remedies} from './words.js';
 import {Link, navigate, useHere, setQuery} from './router.js';
 
 // ---- the page
@@ -49,9 +51,9 @@ export const Facts = ({of}) => html`<dl class="facts">${of.filter(([, v]) => v !
 // nothing around it, and with what is invisible made visible.
 export const Name = ({children}) => html`<bdi>${visible(children ?? '')}</bdi>`;
 
-// Time is a moment in the viewer's zone, or how long it is away, with UTC on hover.
-export const Time = ({at, relative = false}) => at
-  ? html`<time datetime=${at} title=${relative ? `${localTime(at)}, ${utc(at)}` : utc(at)}>${relative ? ago(at) : localTime(at)}</time>`
+// Time is a moment in the viewer's zone, or how long it is away, with UTC on hover. A short one has no year.
+export const Time = ({at, relative = false, short = false}) => at
+  ? html`<time datetime=${at} title=${relative || short ? `${localTime(at)}, ${utc(at)}` : utc(at)}>${relative ? ago(at) : short ? briefTime(at) : localTime(at)}</time>`
   : html`<span class="quiet">never</span>`;
 
 // Hash is a hash or an id, shortened, with the whole on hover and to copy.
@@ -86,25 +88,14 @@ export function Messages() {
     <p key=${m.id} class=${m.kind}>${m.message}</p>`)}</div>`;
 }
 
-// remedies says what to do, by the status of what was refused.
-const remedies = {
-  0: ['No connection', 'The server could not be reached. Check your connection and try again. What you entered is still here.'],
-  400: ['Not understood', 'The server could not use this. Check what you entered and send it again.'],
-  401: ['Signed out', 'Your session has ended. Sign in again to go on here.'],
-  403: ['Not allowed', 'Your role or the plan does not allow this, or it does not exist. Ask an owner of your organisation if you need it.'],
-  404: ['Not found', 'It does not exist, or no longer. Go back to the list and look for it there.'],
-  409: ['Changed meanwhile', 'This conflicts with what is there now. Load the page again, look at what has changed, and repeat it if you still want it.'],
-  413: ['Too large', 'Requests hold at most 1 MiB. Send less at a time.'],
-  422: ['Check what you entered', 'Something is missing or not as it must be. Correct it and send it again.'],
-  429: ['Too many requests', 'Wait until the countdown has ended, then try again. Nothing was done.'],
-  500: ['An error of ours', 'Something went wrong on the server. Try again; if it stays, report the request id.'],
-  503: ['Not available just now', 'The service cannot do this at the moment. Wait a little and look whether a change was made before you repeat it.'],
-};
+// What the server says of these names the field and the rule, which is truer than what the status says alone.
+const named = new Set([400, 409, 412, 422]);
 
-// Trouble shows a failure: what to do about it, what the server said, the id of the
-// request and, when it may be repeated, a button that counts down if it has to wait. The
-// first two are read out, and nothing is again with every second of the countdown. texts
-// has another remedy for a status, or a pair of title and remedy, which is all that is shown.
+const sentence = text => visible(text).replace(/^./, c => c.toUpperCase()).replace(/[^.!?]$/, '$&.');
+
+// Trouble shows a failure: what went wrong and what to do, in one sentence that is read out, the rest behind
+// "Show details" and, when it may be repeated, a button that counts down if it has to wait. texts has another
+// remedy for a status, or a pair of title and remedy, which is all that is shown.
 export function Trouble({error, retry, texts = {}}) {
   const [, tick] = useState(0);
   const wait = Math.max(0, Math.ceil(((error.retryAt ?? 0) - Date.now()) / 1000));
@@ -115,11 +106,16 @@ export function Trouble({error, retry, texts = {}}) {
   });
   const known = error.status === undefined ? ['This did not work', error.message] : remedies[error.status] ?? remedies[500];
   const text = texts[error.status], whole = Array.isArray(text);
-  const [title, remedy] = whole ? text : [known[0], text ?? known[1]];
+  const own = text === undefined && named.has(error.status) && error.message !== '';
+  const [title, remedy] = whole ? text : [known[0], text ?? (own ? sentence(error.message) : known[1])];
+  const message = error.status !== undefined && !own && error.message;
   return html`<div class="trouble">
-    <div role="alert" class="stack tight"><p><strong>${title}.</strong> ${remedy}</p>
-      ${error.status !== undefined && error.message && !whole && html`<p class="quiet">The server says: ${visible(error.message)}</p>`}</div>
-    ${error.requestID && !whole && html`<p class="quiet">Request id <${Hash} whole label="Copy the request id">${error.requestID}<//></p>`}
+    <p role="alert"><strong>${title}.</strong> ${remedy}</p>
+    ${!whole && (message || error.requestID) && html`<details><summary>Show details</summary><${Facts} of=${[
+      ['Server message', message && visible(message)],
+      ['Status', error.status],
+      ['Request id', error.requestID && html`<${Hash} whole label="Copy the request id">${error.requestID}<//>`],
+    ]} /></details>`}
     ${(retry || wait > 0) && html`<p><button type="button" disabled=${wait > 0} onClick=${retry}>${wait > 0 ? `Try again in ${wait} s` : 'Try again'}</button></p>`}
   </div>`;
 }
@@ -262,7 +258,7 @@ export function Copy({text, label = 'Copy', small = false, done = 'Copied'}) {
     }
   };
   return html`<button type="button" class=${small ? 'small' : ''} onClick=${copy} title=${small ? label : undefined} aria-label=${small ? label : undefined}>${
-    small ? html`<svg class="icon" viewBox="0 0 16 16" aria-hidden="true"><path d=${copied ? 'M3 8.500l3.500 3.500L13 4.500' : 'M5.500 5.500h8v8h-8zM10.500 5.500v-3h-8v8h3'} /></svg>` : copied ? '✓ Copied' : label}</button>`;
+    small ? html`<${Icon} name=${copied ? 'done' : 'copy'} />` : copied ? '✓ Copied' : label}</button>`;
 }
 
 // save offers a text or bytes as a file.
@@ -323,12 +319,17 @@ export function Confirm({title, action, typed, onConfirm, onClose, texts, childr
 
 // ---- tables
 
-// Table has columns [{title, cell(row), class}] and rows with a key. On narrow screens
-// each row becomes a card whose cells carry their column's title.
-export function Table({caption, columns, rows, rowKey, rowClass}) {
-  return html`<div class="table" role="region" aria-label=${caption} tabindex="0"><table>
+// Table has columns [{title, cell(row), class}] and rows with a key. On narrow screens each row becomes a card
+// whose cells carry their column's title. A column with a sort has a button in its heading: sort is the one that
+// the rows are in, and onSort gets the one that is wanted. descending says which way a column goes. A dense table has one line for each row.
+export function Table({caption, columns, rows, rowKey, rowClass, sort, onSort, dense = false}) {
+  const heading = c => c.hidden ? html`<span class="unseen">${c.title}</span>`
+    : c.sort === undefined || !onSort ? c.title
+    : html`<button type="button" class="sort" onClick=${() => onSort(c.sort)}>${c.title} <span aria-hidden="true">${c.sort === sort ? c.descending ? '↓' : '↑' : ''}</span></button>`;
+  const order = c => c.sort !== undefined && c.sort === sort ? c.descending ? 'descending' : 'ascending' : undefined;
+  return html`<div class=${'table' + (dense ? ' dense' : '')} role="region" aria-label=${caption} tabindex="0"><table>
     <caption class="unseen">${caption}</caption>
-    <thead><tr>${columns.map(c => html`<th key=${c.title} scope="col" class=${c.class ?? ''}>${c.hidden ? html`<span class="unseen">${c.title}</span>` : c.title}</th>`)}</tr></thead>
+    <thead><tr>${columns.map(c => html`<th key=${c.title} scope="col" class=${c.class ?? ''} aria-sort=${order(c)}>${heading(c)}</th>`)}</tr></thead>
     <tbody>${rows.map(row => html`<tr key=${row[rowKey]} class=${rowClass?.(row) ?? ''}>${columns.map(c => html`
       <td key=${c.title} data-title=${c.hidden ? '' : c.title} class=${c.class ?? ''}>${c.cell(row)}</td>`)}</tr>`)}</tbody>
   </table></div>`;

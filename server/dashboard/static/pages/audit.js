@@ -1,25 +1,17 @@
 // The audit log of the tenant: read, followed, and verified in the page.
 import {html, useEffect, useRef, useState} from '../vendor/preact.js';
 import {useAccount} from '../lib/account.js';
-import {get, post} from '../lib/api.js';
-import {count, deed, number, words} from '../lib/format.js';
-import {Actor, Fingerprint, Outcome, Resource, checkEntry, follow, openLog, verdict} from '../lib/log.js';
-import {Choice, Empty, Facts, Hash, Input, Link, Loaded, Page, Pages, Panel, Skeleton, Table, Tag, Time, Trouble, setQuery, useHere, useLoad} from '../lib/ui.js';
+import {get} from '../lib/api.js';
+import {count, number} from '../lib/format.js';
+import {deed, eventTypes, isOf} from '../lib/words.js';
+import {Actor, Fingerprint, Outcome, Resource, checkEntry, follow, openLog, useNames, verdict} from '../lib/log.js';
+import {Act, Choice, Dialog, Empty, Facts, Hash, Input, Link, Loaded, Page, Pages, Panel, Skeleton, Table, Tag, Time, Trouble, save, say, setQuery, useHere, useLoad} from '../lib/ui.js';
 import {Reviews} from './reviews.js';
 
-// All there are, as the contract lists them.
-const eventTypes = `CHAIN_STARTED SEALING_KEY_CREATED SEALING_KEY_LISTED SEALING_KEY_RETIRED SEALING_KEY_RESTORED MANIFEST_RESEALED MANIFEST_CHECKED
-  BACKUP_TAKEN KMS_KEY_LISTED KMS_REWRAPPED KMS_KEY_DESTROYED TENANT_CREATED TENANT_LISTED TENANT_ACTIVATED TENANT_LIMITED NAMESPACE_MAPPED
-  API_KEY_CREATED API_KEY_APPROVED API_KEY_SUSPENDED API_KEY_LISTED API_KEY_REVOKED CREDENTIAL_SEALED CREDENTIAL_LISTED CREDENTIAL_UNSEALED CREDENTIAL_ROTATED CREDENTIAL_REENCRYPTED CREDENTIAL_DESCRIBED
-  CREDENTIAL_VERSION_ENDED CREDENTIAL_DELETED CREDENTIAL_RELEASED CREDENTIAL_ADOPTED KEY_CREATED KEY_LISTED KEY_ROTATED DATA_ENCRYPTED DATA_DECRYPTED DATA_REWRAPPED
-  DATA_SIGNED DATA_VERIFIED PUBLIC_KEY_READ USER_REGISTERED USER_SIGNED_IN USER_SIGNED_OUT ACCOUNT_READ SESSION_REFRESHED SESSION_LISTED SESSION_ENDED
-  EMAIL_VERIFIED VERIFICATION_REQUESTED PASSWORD_CHANGED PASSWORD_RESET_REQUESTED PASSWORD_RESET MEMBER_LISTED MEMBER_INVITED MEMBER_JOINED
-  MEMBER_CHANGED MEMBER_REMOVED INVITATION_REVOKED HISTORY_RULE_LISTED HISTORY_RULE_CHANGED GROUP_LISTED GROUP_CREATED GROUP_CHANGED GROUP_DELETED WEBHOOK_LISTED WEBHOOK_CREATED WEBHOOK_DELETED WEBHOOK_SENT WEBHOOK_FAILED
-  SETTINGS_READ SETTINGS_CHANGED POLICY_LISTED POLICY_CREATED POLICY_CHANGED POLICY_DELETED POLICY_BOUND POLICY_UNBOUND ACCESS_CHECKED AUDIT_READ PROOF_READ AUDIT_EXPORTED LOG_ARCHIVED ANCHOR_STARTED ANCHOR_REFUSED ROLLBACK_ACCEPTED STATE_COMMITTED STATE_ROWS_ACCEPTED STATE_ROWS_REMOVED
-  METRICS_READ COMPLIANCE_ASSESSED COMPLIANCE_SCORED COMPLIANCE_HISTORY_READ COMPLIANCE_REPORTED INVENTORY_READ DENIALS_ACKNOWLEDGED ACCESS_REVIEWED INVENTORY_REVIEWED REVIEW_NOTE_ERASED NAMES_ERASED RATE_LIMITED ACCESS_REFUSED`.split(/\s+/)
-  .map(type => [type, words(type)]).sort(([, a], [, b]) => a.localeCompare(b));
-
 const fields = ['event_type', 'outcome', 'user_id', 'resource_id', 'from', 'to'];
+
+// Presets are what most people look for, by the name in the address.
+const presets = {'': ['Everything', {}], changes: ['Changes', {category: 'changes'}], secrets: ['Access to secrets', {category: 'secrets'}], denied: ['Denied', {outcome: 'denied'}]};
 const perPage = 50, mostRows = 200;
 
 const filtersOf = query => Object.fromEntries(fields.map(name => [name, query.get(name) ?? '']));
@@ -28,8 +20,10 @@ export function Audit() {
   const account = useAccount();
   const {query} = useHere();
   const filters = filtersOf(query), cursor = query.get('cursor') ?? '';
-  const log = useLoad(signal => get('/api/v2/audit/logs', {...filters, cursor, limit: perPage}, signal), [...Object.values(filters), cursor]);
-  const live = useTail(filters, log.reload);
+  const preset = Object.hasOwn(presets, query.get('show') ?? '') ? query.get('show') ?? '' : '';
+  const selection = {...filters, ...presets[preset][1]};
+  const log = useLoad(signal => get('/api/v2/audit/logs', {...selection, cursor, limit: perPage}, signal), [...Object.values(filters), preset, cursor]);
+  const live = useTail(selection, log.reload);
   // What is followed is the present: neither an earlier page nor one that ends in the past.
   const present = !cursor && !filters.to;
   useEffect(() => { if (!present) live.pause(); }, [present]);
@@ -37,52 +31,85 @@ export function Audit() {
   const rows = [...live.entries.filter(e => present && e.sequence > newest), ...listed].slice(0, mostRows);
   const names = useNames(account, rows), checks = useChecks();
   // Without these filters the list has every entry between its first and its last.
-  const whole = !['event_type', 'outcome', 'user_id', 'resource_id'].some(name => filters[name]);
+  const whole = preset === '' && !['event_type', 'outcome', 'user_id', 'resource_id'].some(name => filters[name]);
   const start = () => {
     if (!present) setQuery({cursor: '', to: ''});
     live.start();
   };
-  return html`<${Page} title="Audit log" lead="Everything that was done in your organisation, in the order in which it was done. Each entry is signed, and names the hash of the one before it. Reading is recorded too."
+  return html`<${Page} title="Audit log" lead="Everything that was done in your organisation, newest first. Each entry is signed and names the hash of the one before it. Reading the log is recorded too."
       actions=${html`
-        ${live.state === 'off' ? html`<button type="button" onClick=${start}>${live.entries.length > 0 ? 'Go on following' : 'Follow'}</button>`
+        ${live.state === 'off' ? html`<button type="button" onClick=${start}>${live.entries.length > 0 ? 'Resume' : 'Follow'}</button>`
           : html`<button type="button" onClick=${live.pause}>Pause</button>`}
+        <${Download} selection=${selection} />
         <button type="button" class="primary" disabled=${rows.length === 0 || checks.busy || log.loading} onClick=${() => checks.run(rows, whole)}>Verify this page</button>`}>
     <${Reviews} onDone=${log.reload} />
+    <nav class="row tabs" aria-label="Entries">${Object.entries(presets).map(([name, [text]]) => html`
+      <${Link} key=${name} to=${'/audit' + (name && '?show=' + name)} aria-current=${name === preset ? 'page' : undefined}>${text}<//>`)}</nav>
     <${Filters} filters=${filters} />
     <${Following} live=${live} />
     <${Checks} of=${checks} />
     <${Loaded} of=${log} lines=${8}>${({next_cursor: next}) => html`
-      ${rows.length === 0 && log.loading ? html`<${Skeleton} lines=${8} />` : rows.length === 0 ? html`<${Empty} title=${next ? 'None so far' : 'No entry fits'}>${next
+      ${rows.length === 0 && log.loading ? html`<${Skeleton} lines=${8} />` : rows.length === 0 ? html`<${Empty} title=${next ? 'None so far' : 'No entry matches'}>${next
           ? html`<p>There is none among the newest entries. Older ones have not been looked at yet.</p>`
-          : html`<p>Nothing of this kind was done in this time. Widen the filter.</p>`}
-        ${Object.values(filters).some(Boolean) && html`<${Link} class="button" to="/audit">Show all<//>`}<//>`
-      : html`<${Table} caption="Audit entries, newest first" rowKey="sequence" rows=${rows} rowClass=${e => e.sequence > newest ? 'new' : ''} columns=${columns(account, names, checks.verdicts)} />`}
+          : html`<p>Widen the filter, or show everything.</p>`}
+        ${(preset || Object.values(filters).some(Boolean)) && html`<${Link} class="button" to="/audit">Show everything<//>`}<//>`
+      : html`<${Entries} rows=${rows} newest=${newest} names=${names} verdicts=${checks.verdicts} />`}
       <${Pages} next=${next} shown=${count(rows.length, 'entry', 'entries')} />`}<//>
   <//>`;
 }
 
-const columns = (account, names, verdicts) => [
-  {title: 'Time', class: 'when', cell: e => html`<${Time} at=${e.timestamp} />`},
-  {title: 'Event', class: 'whole', cell: e => html`<${Link} to=${'/audit/' + e.sequence}>${deed(e)}<//>`},
-  {title: 'Outcome', class: 'fit', cell: e => html`<${Outcome} of=${e.outcome} />`},
-  {title: 'Actor', class: 'whole', cell: e => html`<${Actor} of=${e.actor} mine=${account.user?.user_id} name=${names.get(e.actor.id)} />`},
-  {title: 'Resource', class: 'whole', cell: e => html`<${Resource} of=${e.resource} name=${names.get(e.resource.id)} />`},
-  {title: 'Sequence', class: 'number', cell: e => number(e.sequence)},
-  ...(verdicts ? [{title: 'Verified here', class: 'whole', cell: e => html`<${Verdict} of=${verdicts.get(e.sequence)} />`}] : []),
-];
+// folded puts entries beside each other that say the same of the same actor and resource: lists of entries.
+function folded(rows) {
+  const same = (a, b) => ['event_type', 'outcome'].every(name => a[name] === b[name]) && a.actor.id === b.actor.id && a.resource.id === b.resource.id;
+  const groups = [];
+  for (const e of rows) {
+    if (groups.length > 0 && same(groups.at(-1)[0], e)) groups.at(-1).push(e);
+    else groups.push([e]);
+  }
+  return groups;
+}
 
-// useNames returns the names of the ids in rows, for those who may read them. An id is asked for once.
-function useNames(account, rows) {
-  const [names, setNames] = useState(new Map()), asked = useRef(new Set());
-  useEffect(() => {
-    const ids = [...new Set(rows.flatMap(e => [e.actor.id, e.resource.id]))].filter(id => id && !asked.current.has(id)).slice(0, 200);
-    if (ids.length === 0 || !account.can('audit:names')) return;
-    ids.forEach(id => asked.current.add(id));
-    post('/api/v2/audit/names', {ids}).then(
-      answer => setNames(known => new Map([...known, ...answer.names.map(n => [n.id, n.name])])),
-      () => ids.forEach(id => asked.current.delete(id))); // the ids say enough until the next rows
-  }, [rows[0]?.sequence, rows.length]);
-  return names;
+// Entries has a row for each entry, and one for those that repeat, until somebody unfolds them.
+function Entries({rows, newest, names, verdicts}) {
+  const account = useAccount();
+  const [open, setOpen] = useState(new Set()); // sequences of the oldest entries of what is unfolded
+  const groups = folded(rows).flatMap(group => open.has(group.at(-1).sequence) ? group.map(e => [e]) : [group]).map(group => ({first: group[0], all: group, sequence: group.at(-1).sequence}));
+  const of = cell => row => cell(row.first);
+  return html`<${Table} dense caption="Audit entries, newest first" rowKey="sequence" rows=${groups} rowClass=${row => row.first.sequence > newest ? 'new' : ''} columns=${[
+    {title: 'Time', class: 'fit', cell: of(e => html`<${Time} at=${e.timestamp} short />`)},
+    {title: 'Event', cell: ({first: e, all, sequence}) => html`<span><${Link} to=${'/audit/' + e.sequence}>${deed(e)}<//>${all.length > 1 && html` <button type="button" class="small" aria-label=${`Show all ${all.length} entries: ${deed(e)}`} onClick=${() => setOpen(new Set([...open, sequence]))}>× ${all.length}</button>`}</span>`},
+    {title: 'Outcome', class: 'fit', cell: of(e => html`<${Outcome} of=${e.outcome} />`)},
+    {title: 'Actor', cell: of(e => html`<${Actor} of=${e.actor} mine=${account.user?.user_id} name=${names.get(e.actor.id)} />`)},
+    {title: 'Resource', cell: of(e => html`<${Resource} of=${e.resource} name=${names.get(e.resource.id)} />`)},
+    {title: 'Sequence', class: 'number', cell: ({first, all}) => all.length > 1 ? `${number(all.at(-1).sequence)}–${number(first.sequence)}` : number(first.sequence)},
+    ...(verdicts ? [{title: 'Verified here', class: 'whole', cell: row => html`<${Verdict} of=${worst(row.all.map(e => verdicts.get(e.sequence)))} />`}] : []),
+  ]} />`;
+}
+
+// worst of the checks of several entries: those that fail, or are missing, before those that hold.
+function worst(all) {
+  const rank = checks => !checks ? 1 : {bad: 3, plain: 2, good: 0}[verdict(checks)];
+  return all.reduce((a, b) => rank(b) > rank(a) ? b : a);
+}
+
+const mostExported = 5000;
+
+// Download makes a file of all entries that the filters select. Each request is recorded, as any look at the log.
+function Download({selection}) {
+  const account = useAccount();
+  const [asked, setAsked] = useState(false);
+  const make = as => async () => {
+    const {asCSV, asLines, namesOf, selected} = await import('../lib/export.js');
+    const {entries, whole} = await selected(selection, mostExported, n => say(`${number(n)} entries read`));
+    save(`audit-log.${as}`, as === 'csv' ? asCSV(entries, account.can('audit:names') ? await namesOf(entries) : new Map()) : asLines(entries), as === 'csv' ? 'text/csv' : 'application/x-ndjson');
+    say(whole ? `${count(entries.length, 'entry', 'entries')} exported` : `The newest ${number(entries.length)} entries are exported. Narrow the filter for older ones, or use latticekeep audit export.`);
+    setAsked(false);
+  };
+  return html`<button type="button" onClick=${() => setAsked(true)}>Export</button>
+    ${asked && html`<${Dialog} title="Export entries" onClose=${() => setAsked(false)}>
+      <div class="stack"><p>All entries that the filters select, newest first, at most ${number(mostExported)}. NDJSON has whole entries, which can be verified. CSV is for spreadsheets.</p>
+        <div class="actions"><${Act} kind="primary" onClick=${make('csv')}>CSV<//><${Act} onClick=${make('ndjson')}>NDJSON<//></div></div>
+    <//>`}`;
 }
 
 // ---- filters
@@ -122,13 +149,13 @@ function Filters({filters}) {
         <${Input} label="Until" hint=${zone} required=${false} type="datetime-local" step="1" max="9999-12-31T23:59:59" value=${state.to} onInput=${set('to')}
           error=${backwards && 'This is before the beginning.'} />
       </div>
-      <div class="actions"><button type="submit" class="primary">Apply</button><button type="button" onClick=${() => setQuery(Object.fromEntries([...fields, 'cursor'].map(f => [f, ''])))}>Show all</button></div>
+      <div class="actions"><button type="submit" class="primary">Apply</button><button type="button" onClick=${() => setQuery(Object.fromEntries([...fields, 'show', 'cursor'].map(f => [f, ''])))}>Show all</button></div>
     </form>
   </details>`;
 }
 
-const fits = (entry, {event_type: type, outcome, user_id: user, resource_id: resource, from}) =>
-  (!type || entry.event_type === type) && (!outcome || entry.outcome === outcome) && (!user || entry.actor.id === user) &&
+const fits = (entry, {event_type: type, category, outcome, user_id: user, resource_id: resource, from}) =>
+  (!category || isOf[category](entry.event_type)) && (!type || entry.event_type === type) && (!outcome || entry.outcome === outcome) && (!user || entry.actor.id === user) &&
   (!resource || entry.resource.id === resource) && (!from || new Date(entry.timestamp) >= new Date(from));
 
 // ---- following
@@ -244,16 +271,18 @@ function Checks({of: {busy, done, all, log, verdicts, error}}) {
   const kinds = [...verdicts.values()].map(verdict);
   const bad = kinds.filter(k => k === 'bad').length, open = kinds.filter(k => k === 'plain').length;
   const links = [...verdicts.values()].filter(cs => cs.find(c => c.part === 'link').kind === 'good').length;
-  const all_ = verdicts.size;
+  const checked = verdicts.size, withLink = [...verdicts.values()].filter(cs => cs.find(c => c.part === 'link').kind !== 'plain').length;
   return html`<${Panel} title="Verified in this browser">
-    <p tabindex="-1" ref=${box} role="status"><${Tag} kind=${bad > 0 ? 'bad' : open > 0 ? 'warn' : 'good'}>${bad > 0 ? `${count(bad, 'entry does', 'entries do')} not verify` : open > 0 ? 'not wholly checked' : 'all hold'}<//>
-      ${' '}${bad > 0 ? 'The log, or what the server shows of it, was changed. Keep this page and tell whoever operates the service.'
-        : `Of ${count(all_, 'entry', 'entries')} the hash, the signature and the place in the signed tree ${open > 0 ? `were checked, but for ${open}` : 'hold'}; ${number(links)} name the hash of the entry before, which is here too.`}</p>
-    <${Facts} of=${[
-      ['Checkpoint', html`${count(log.checkpoint.size, 'entry', 'entries')}, signed, of <${Time} at=${log.checkpoint.time} />`],
-      ['Root of its tree', html`<${Hash} label="Copy the root">${log.checkpoint.root}<//>`],
-    ]} />
-    <p class="quiet">All of this proves one log: the one with this fingerprint. Whose it is, only the comparison tells.</p>
-    <${Fingerprint} word="Fingerprint of the log" value=${log.fingerprint} hint="From the operator of this service, on a way other than this page." />
+    <p tabindex="-1" ref=${box} role="status"><${Tag} kind=${bad > 0 ? 'bad' : open > 0 ? 'warn' : 'good'}>${bad > 0 ? 'not verified' : open > 0 ? 'not all checked' : 'verified'}<//>
+      ${' '}${bad > 0 ? `${number(bad)} of ${count(checked, 'entry', 'entries')} ${bad === 1 ? 'fails' : 'fail'} verification. The log, or what the server shows of it, was changed. Keep this page and tell the operator of this service.`
+        : `${number(checked - open)} of ${count(checked, 'entry', 'entries')} verified: hash, signature, inclusion. ${number(links)} of ${count(withLink, 'link')} intact.`}</p>
+    <details><summary>What this proves</summary><div class="stack">
+      <p>Nothing in these entries was changed after it was written, and they are in the log with this fingerprint. Compare it with the one that you were given: the page cannot tell whose log it is.</p>
+      <${Facts} of=${[
+        ['Checkpoint', html`${count(log.checkpoint.size, 'entry', 'entries')}, signed, of <${Time} at=${log.checkpoint.time} />`],
+        ['Root of its tree', html`<${Hash} label="Copy the root">${log.checkpoint.root}<//>`],
+      ]} />
+      <${Fingerprint} word="Fingerprint of the log" value=${log.fingerprint} hint="From the operator of this service, on a way other than this page." />
+    </div></details>
   <//>`;
 }

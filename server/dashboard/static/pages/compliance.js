@@ -1,7 +1,8 @@
 // Compliance: what the log is evidence for, by framework.
 import {html, useEffect, useRef, useState} from '../vendor/preact.js';
 import {get} from '../lib/api.js';
-import {count, frameworks, number} from '../lib/format.js';
+import {count, number} from '../lib/format.js';
+import {frameworks} from '../lib/words.js';
 import {Proof} from '../lib/log.js';
 import {useScores} from '../lib/scores.js';
 import {Act, Choice, Empty, Facts, Filter, Gauge, Hash, Link, Loaded, Page, Panel, Table, Tag, Time, Trend, Trouble, useHere, useLoad} from '../lib/ui.js';
@@ -63,7 +64,7 @@ export function Framework() {
   const back = {to: '/compliance', text: 'Compliance'};
   if (!name) return html`<${Page} title="Compliance" back=${back}><${Empty} title="There is no such framework"><p>Choose one of the nine that there are.</p><${Link} class="button" to="/compliance">All frameworks<//><//><//>`;
   return html`<${Page} title=${name} back=${back} lead=${`This is evidence for controls of ${name} from the audit log of this service. It is not a statement that ${name} is met: most of a framework lies outside this service, and a log shows that a control operated, not that it was designed well.`}
-      actions=${html`<button type="button" onClick=${score.reload}>Judge again</button>`}>
+      actions=${html`<button type="button" onClick=${score.reload}>Re-evaluate</button>`}>
     <${Loaded} of=${score} lines=${6}>${s => html`
       ${head && html`<p class="notice">This is the score as of entry ${number(s.head.sequence)}. <${Link} to=${'/compliance/' + framework}>Show the newest<//></p>`}
       <div class="grid spaced">
@@ -75,7 +76,7 @@ export function Framework() {
             ['Edition', s.version],
             ['Evidence for', coverage(s.coverage)],
             ['Log', html`<${Proof} of=${s.proof} /> ${s.proof.verified_to > 0 && `up to entry ${number(s.proof.verified_to)}`}${s.proof.verified_at && html`, <${Time} at=${s.proof.verified_at} relative />`}`],
-            ['Judged as of', html`<${Link} to=${'/audit/' + s.head.sequence}>entry ${number(s.head.sequence)}<//>, <${Time} at=${s.head.timestamp} />`],
+            ['As of', html`<${Link} to=${'/audit/' + s.head.sequence}>entry ${number(s.head.sequence)}<//>, <${Time} at=${s.head.timestamp} />`],
             ['Hash of that entry', html`<${Hash} label="Copy the hash">${s.head.hash}<//>`],
           ]} />
         <//>
@@ -121,7 +122,7 @@ function Report({framework, head}) {
     <ul class="list" aria-live="polite" ref=${list}>${offered.map(format => html`<li key=${format}>
       <span><strong>${formats[format][0]}</strong> <span class="quiet">${formats[format][1]}</span></span>
       ${made[format] ? html`<span class="row"><a class="button primary" data-format=${format} href=${made[format].url} download>Download ${formats[format][0]}</a><a href=${made[format].signature_url} download>Download its signature</a>
-          <span class="quiet">The links end <${Time} at=${made[format].expires_at} relative />.</span></span>`
+          <span class="quiet">Links expire <${Time} at=${made[format].expires_at} relative />.</span></span>`
       : html`<${Act} onClick=${() => make(format)} texts=${{409: 'No report is made of a log that does not verify. Tell the operator of this service at once.', 503: 'The log is not verified up to this entry yet. Wait a minute and try again.'}}>Make the ${formats[format][0]} report<//>`}
     </li>`)}</ul>
   <//>`;

@@ -1,21 +1,27 @@
-// One credential: what is known of it, its values when they are asked for, and what
-// can be done with it.
+// One credential: its details, its values when somebody asks for them, its history, and what can be done with it.
 import {html, useState} from '../vendor/preact.js';
 import {useAccount} from '../lib/account.js';
-import {del, gather, get, post, put} from '../lib/api.js';
-import {count, deed, number, words} from '../lib/format.js';
-import {Actor, Outcome} from '../lib/log.js';
-import {Rows, fromRows} from '../lib/rows.js';
+import {del, gather, get, patch, post, put} from '../lib/api.js';
+import {Changes, changesOf, patchOf} from '../lib/changes.js';
+import {count, number, visible} from '../lib/format.js';
+import {Actor, Outcome, useNames} from '../lib/log.js';
+import {Rows, asLines, fromRows, newRow} from '../lib/rows.js';
 import {Brief, Secret, useBriefly} from '../lib/secret.js';
-import {Act, Confirm, Facts, Form, Hash, Link, Loaded, Name, Page, Panel, Table, Tag, Time, navigate, say, useHere, useLoad} from '../lib/ui.js';
-import {Owner, State, TTL, trialEnded, useRows} from './vault.js';
+import {Act, Confirm, Copy, Dialog, Facts, Field, Form, Hash, Input, Link, Loaded, Name, Page, Panel, Table, Tag, Time, Trouble, navigate, say, useHere, useLoad} from '../lib/ui.js';
+import {changes, deed, words} from '../lib/words.js';
+import {State, TTL, Tags, nameError, trialEnded, useRows} from './vault.js';
 
 // The vault answers every failure alike, so that nobody learns which of these it is.
-const absent = {403: 'It may not exist, have been deleted, have expired, belong to somebody else, or your role does not allow this. The vault does not say which of these it is. Look for it in the list.'};
-const absentToWrite = {403: absent[403] + ' What a Kubernetes object owns is read-only here, which is answered alike.'};
+const absent = {403: 'It does not exist, has expired, or your access does not reach it. The vault does not say which of these it is.'};
+const absentToWrite = {403: absent[403].replace('has expired,', 'has expired, belongs to a Kubernetes object,')};
 
-const back = {to: '/vault', text: 'Vault'};
 const at = (id, more = '') => '/api/v2/vault/' + encodeURIComponent(id) + more;
+
+// The folder that a name is in leads back to the list.
+const backTo = name => {
+  const folder = name.slice(0, name.lastIndexOf('/') + 1);
+  return folder ? {to: '/vault?folder=' + encodeURIComponent(folder), text: folder} : {to: '/vault', text: 'Vault'};
+};
 
 export function Credential() {
   const account = useAccount();
@@ -28,60 +34,186 @@ export function Credential() {
     known.reload();
     done();
   };
-  if (!c) return html`<${Page} title="Credential" back=${back}><${Loaded} of=${known} texts=${absent} lines=${6}>${() => ''}<//><//>`;
-  return html`<${Page} title=${c.name} name=${c.name} back=${back}>
+  if (!c) return html`<${Page} title="Credential" back=${{to: '/vault', text: 'Vault'}}><${Loaded} of=${known} texts=${absent} lines=${6}>${() => ''}<//><//>`;
+  const writes = account.can('vault:write') && !c.owned;
+  return html`<${Page} title=${c.name} name=${c.name} back=${backTo(c.name)}>
     <${Loaded} of=${known} texts=${absent}>${() => html`
-      ${c.owned && html`<p class="notice">An object of a Kubernetes cluster governs this credential, so that it is read-only here. Change the object, and the operator changes the credential. <${Link} to="/cluster">Objects of the cluster<//></p>`}
-      <${Panel} title="What is known"><${Facts} of=${[
-        ['Id', html`<${Hash} whole label="Copy the id">${c.credential_id}<//>`],
-        ['Type', html`<${Name}>${c.credential_type}<//>`],
-        ['State', html`<${State} of=${c} bare />`],
-        ['Version', number(c.version)],
-        ['Sealed first', html`<${Time} at=${c.created_at} />`],
-        ['This version encrypted', html`<${Time} at=${c.sealed_at} />`],
-        [c.status === 'expired' ? 'Expired' : 'Expires', c.never_expires ? 'never' : html`<${Time} at=${c.expires_at} /> <span class="quiet">(<${Time} at=${c.expires_at} relative />)</span>`],
-        ['Owner', html`<span><${Owner} of=${c} />${c.owned && html` <span class="quiet">read-only here</span>`}</span>`],
-      ]} /><//>
-      <${Unseal} key=${'unseal' + c.version} of=${c} done=${done} />
-      ${account.can('vault:write') && !c.owned && html`<${Change} of=${c} changed=${changed} />`}
-      <${Versions} of=${c} />
-      ${account.can('audit:read') && html`<${Trail} id=${id} turn=${turn} />`}`}<//>
+      ${c.owned && html`<p class="notice">A Kubernetes object manages this credential, so it is read-only here. Change the object instead. <${Link} to="/cluster">Objects of the cluster<//></p>`}
+      <${Values} key=${'values' + c.version} of=${c} writes=${writes} done=${done} changed=${changed} />
+      <${Details} of=${c} writes=${writes} changed=${changed} />
+      ${writes && html`<${Manage} of=${c} changed=${changed} />`}
+      <${Versions} of=${c} writes=${writes} changed=${changed} />
+      ${account.can('audit:read') && html`<${Readers} id=${id} /><${Trail} id=${id} turn=${turn} />`}`}<//>
   <//>`;
 }
 
-// Unseal fetches nothing until it is asked to.
-function Unseal({of: c, done}) {
+// ---- details
+
+function Details({of: c, writes, changed}) {
+  const account = useAccount();
+  const [editing, setEditing] = useState(false);
+  return html`<${Panel} title="Details" actions=${writes && account.writes && html`<button type="button" onClick=${() => setEditing(true)}>Edit details</button>`}>
+    <${Facts} of=${[
+      ['Description', c.description && html`<span class="lines"><${Name}>${c.description}<//></span>`],
+      ['Contact', c.contact && html`<${Name}>${c.contact}<//>`],
+      ['Tags', c.tags && html`<${Tags} of=${c.tags} />`],
+      ['Type', html`<${Name}>${c.credential_type}<//>`],
+      ['Status', html`<${State} of=${c} bare />`],
+      ['Version', number(c.version)],
+      ['Created', html`<${Time} at=${c.created_at} />`],
+      ['Updated', html`<${Time} at=${c.sealed_at} />`],
+      [c.status === 'expired' ? 'Expired' : 'Expires', c.never_expires ? 'never' : html`<${Time} at=${c.expires_at} /> <span class="quiet">(<${Time} at=${c.expires_at} relative />)</span>`],
+      ['Last read', html`<${Time} at=${c.last_read_at} relative />`],
+      ['Managed by', c.owned ? 'a Kubernetes object' : 'Latticekeep'],
+      ['Id', html`<${Hash} whole label="Copy the id">${c.credential_id}<//>`],
+    ]} />
+    ${editing && html`<${EditDetails} of=${c} onClose=${() => setEditing(false)} onDone=${() => { setEditing(false); changed(); }} />`}
+  <//>`;
+}
+
+function EditDetails({of: c, onClose, onDone}) {
+  const [form, setForm] = useState({description: c.description ?? '', contact: c.contact ?? '', tags: (c.tags ?? []).join(', ')});
+  const set = name => value => setForm(f => ({...f, [name]: value}));
+  const store = async () => {
+    await patch(at(c.credential_id, '/details'), {...form, tags: form.tags.split(/[\s,]+/).filter(Boolean)});
+    say('The details are stored');
+    onDone();
+  };
+  return html`<${Dialog} title="Edit details" onClose=${onClose}>
+    <${Form} onSubmit=${store} submit="Save" cancel=${onClose} texts=${absentToWrite}>
+      <${Field} label="Description" hint="What it is for. Not secret." optional>${tied => html`
+        <textarea dir="auto" maxlength="1000" value=${form.description} onInput=${e => set('description')(e.target.value)} autofocus ...${tied}></textarea>`}<//>
+      <${Input} label="Contact" hint="Whom to ask about it, such as a team." optional maxlength="255" value=${form.contact} onInput=${set('contact')} />
+      <${Input} label="Tags" hint="Words by which it is found, with commas or spaces between them." optional value=${form.tags} onInput=${set('tags')} />
+    <//>
+  <//>`;
+}
+
+// ---- values
+
+// Nothing is fetched until somebody asks for it.
+function Values({of: c, writes, done, changed}) {
+  const account = useAccount();
   const held = useBriefly();
-  const unseal = async () => {
+  const [editing, setEditing] = useState(null); // what the editor starts from
+  const read = async () => {
     try {
-      const {values, binary_values: binary = {}} = await get(at(c.credential_id));
-      const byKey = (a, b) => a.name < b.name ? -1 : 1;
-      held.keep([
-        ...Object.entries(values).map(([name, value]) => ({name, value, binary: false})),
-        ...Object.entries(binary).map(([name, value]) => ({name, value, binary: true})),
-      ].sort(byKey));
+      return await get(at(c.credential_id));
     } finally {
       done();
     }
   };
+  const reveal = async () => held.keep(await read());
+  const edit = async () => {
+    try {
+      setEditing(await read());
+    } catch (error) {
+      if (error.status !== 403) throw error;
+      setEditing({values: {}, blind: true}); // whoever may only write replaces all values
+    }
+    held.forget();
+  };
+  if (c.status === 'expired') {
+    return html`<${Panel} title="Values"><p>${c.trashed ? 'The credential is in the trash' : 'The credential has expired'}, so its values cannot be read. ${c.owned ? 'Its object makes the next version.'
+      : html`Renew brings it back as it was, until it is erased 28 days after <${Time} at=${c.expires_at} />.`}</p><//>`;
+  }
   return html`<${Panel} title="Values">
-    ${c.status === 'expired' ? html`<p>${c.trashed ? 'The credential is in the trash' : 'The credential has expired'}: its values cannot be read. ${c.owned ? 'Its object makes the next version.' : html`Renewed, it is as it was. 28 days after <${Time} at=${c.expires_at} /> it is erased.`}</p>` : html`
-    <${Brief} of=${held} fetch=${html`<p class="quiet">Nothing secret is on this page yet. Unsealing fetches the values, which is recorded in the audit log; each stays covered until you show it, and the page forgets all of them after 30 seconds.</p>
-      <div class="actions"><${Act} onClick=${unseal} texts=${absent}>Unseal<//></div>`}>${list => html`
-      ${list.map(v => html`<${Secret} key=${v.name} ...${v} />`)}`}<//>`}
+    ${editing ? html`<${Editor} of=${c} from=${editing} read=${read} close=${() => setEditing(null)} changed=${changed} />` : html`
+    <${Brief} of=${held} fetch=${html`<div class="actions"><${Act} kind="primary" onClick=${reveal} texts=${absent}>Reveal<//>
+        ${writes && html`<${Act} onClick=${edit} disabled=${!account.writes} texts=${absent}>Edit values<//>`}</div>
+        <p class="quiet">Revealing is recorded in the audit log. Each value stays covered until you show it, and the page forgets all of them after 30 seconds.</p>`}>${found => html`
+      ${listOf(found).map(v => html`<${Secret} key=${v.name} ...${v} />`)}
+      <div class="actions"><${Copy} text=${asLines(found.values)} label="Copy as .env" /><${Copy} text=${JSON.stringify(found.values, null, 2)} label="Copy as JSON" />
+        ${writes && html`<${Act} onClick=${edit} disabled=${!account.writes} texts=${absent}>Edit values<//>`}</div>`}<//>`}
+    <${Commands} of=${c} />
   <//>`;
 }
 
-// Change is what can be done with a credential that no object owns.
-function Change({of: c, changed}) {
+const listOf = ({values, binary_values: binary = {}}) => [
+  ...Object.entries(values).map(([name, value]) => ({name, value, binary: false})),
+  ...Object.entries(binary).map(([name, value]) => ({name, value, binary: true})),
+].sort((a, b) => a.name < b.name ? -1 : 1);
+
+// quote is an argument of a POSIX shell.
+const quote = text => /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`;
+
+// Commands read the credential elsewhere; no value is in them.
+function Commands({of: c}) {
+  const name = visible(c.name) === c.name ? c.name : c.credential_id; // what cannot be seen is not pasted into shells
+  const lines = {
+    'Command line': `latticekeep get ${quote(name)}`,
+    'Run a program with it': `latticekeep run --env-from ${quote(name)} -- COMMAND`,
+    curl: `curl -H "X-API-Key: $LATTICEKEEP_API_KEY" ${quote(`${location.origin}/api/v2/vault/${encodeURIComponent(c.credential_id)}`)}`,
+  };
+  return html`<details><summary>Use it in a shell or a program</summary><${Facts} of=${Object.entries(lines).map(([word, line]) => [word, html`<span class="hash"><code>${line}</code><${Copy} text=${line} label=${`Copy: ${word}`} small /></span>`])} /></details>`;
+}
+
+// Editor changes values, starting from those that are stored. Before anything is stored it shows what would
+// change; when somebody else has stored a version meanwhile, it compares with that one.
+function Editor({of: c, from, read, close, changed}) {
+  const [base, setBase] = useState(from);
+  const rows = useRows(() => Object.entries(from.values).map(([key, value]) => newRow(key, value)));
+  const [days, setDays] = useState('');
+  const [review, setReview] = useState(null);
+  const binary = Object.keys(base.binary_values ?? {});
+  const look = () => rows.check() && setReview(changesOf(base.values, fromRows(rows.rows)));
+  const store = async () => {
+    const more = days === '' ? {} : {ttl_days: Number(days)};
+    const {version} = base.blind ? await put(at(c.credential_id), {values: fromRows(rows.rows), ...more})
+      : await patch(at(c.credential_id), {values: patchOf(review), ...more}, {headers: {'If-Match': base.etag}});
+    rows.clear();
+    say(`Stored as version ${number(version)}`);
+    close();
+    changed();
+  };
+  const compare = async () => {
+    const now = await read();
+    setBase(now);
+    setReview(changesOf(now.values, fromRows(rows.rows)));
+  };
+  if (review) return html`<${Review} of=${review} version=${(base.version ?? c.version) + 1} blind=${base.blind} back=${() => setReview(null)} store=${store} compare=${compare} />`;
+  return html`<${Form} onSubmit=${async () => look()} submit="Review changes" cancel=${close}>
+    ${base.blind && html`<p class="notice">You may change this credential and not read it. What you enter takes the place of all its values.</p>`}
+    ${binary.length > 0 && html`<p class="quiet">Not text, and kept as they are: ${binary.join(', ')}.</p>`}
+    <div ref=${rows.box}><${Rows} rows=${rows.rows} onChange=${rows.setRows} errors=${rows.errors} /></div>
+    <div class="narrow"><${TTL} optional value=${days} onInput=${setDays} hint="The lifetime starts again. Leave this empty to keep its length." /></div>
+  <//>`;
+}
+
+function Review({of, version, blind, back, store, compare}) {
+  const [conflict, setConflict] = useState(null);
+  const save = async () => {
+    setConflict(null);
+    try {
+      await store();
+    } catch (error) {
+      if (error.status !== 412) throw error;
+      setConflict(error);
+    }
+  };
+  return html`<div class="stack">
+    <h3>${of.length === 0 ? 'Nothing is changed' : count(of.length, 'change')}</h3>
+    <${Changes} of=${of} />
+    ${conflict && html`<div><${Trouble} error=${conflict} texts=${{412: ['Changed meanwhile', 'Somebody stored another version since you opened the editor. Compare your values with it before you save.']}} /></div>`}
+    <div class="actions">
+      ${conflict ? html`<${Act} kind="primary" onClick=${async () => { await compare(); setConflict(null); }} texts=${absent}>Compare with the newest<//>`
+        : of.length > 0 && html`<${Act} kind="primary" onClick=${save} texts=${absentToWrite}>${blind ? 'Replace all values' : `Save as version ${number(version)}`}<//>`}
+      <button type="button" onClick=${back}>Back to the editor</button>
+    </div>
+  </div>`;
+}
+
+// ---- what else can be done
+
+function Manage({of: c, changed}) {
   const account = useAccount();
   const [asking, setAsking] = useState('');
   const close = () => setAsking('');
   const expired = c.status === 'expired';
-  const stopped = !account.writes ? trialEnded : expired ? 'An expired credential can be renewed and deleted.' : '';
-  const rotate = async () => {
+  const stopped = !account.writes ? trialEnded : expired ? 'An expired credential can be renewed or deleted.' : '';
+  const reencrypt = async () => {
     const {version} = await post(at('rotate', '/' + encodeURIComponent(c.credential_id)));
-    say(`Rotated: version ${number(version)}`);
+    say(`Re-encrypted: version ${number(version)}`);
     changed();
   };
   const renew = async () => {
@@ -97,60 +229,97 @@ function Change({of: c, changed}) {
   const remove = async () => {
     await del(at(c.credential_id));
     say('The credential is deleted');
-    navigate('/vault', {replace: true});
+    navigate(backTo(c.name).to, {replace: true});
   };
-  return html`<${Panel} title="Change">
+  return html`<${Panel} title="Manage">
     <div class="actions">
-      <button type="button" disabled=${!!stopped} aria-expanded=${asking === 'replace'} onClick=${() => setAsking(asking === 'replace' ? '' : 'replace')}>Replace the values</button>
-      <button type="button" disabled=${!!stopped} onClick=${() => setAsking('rotate')}>Rotate</button>
-      ${expired
-        ? html`<${Act} onClick=${renew} disabled=${!account.writes} texts=${{...absentToWrite, 409: 'Another credential has its name by now. Delete or rename that one first.'}}>Renew<//>`
-        : html`<button type="button" onClick=${() => setAsking('trash')}>Put in the trash</button>`}
+      <button type="button" disabled=${!!stopped} onClick=${() => setAsking('reencrypt')}>Re-encrypt</button>
+      <button type="button" disabled=${!!stopped} onClick=${() => setAsking('rename')}>Rename</button>
+      <${Act} onClick=${renew} disabled=${!account.writes} texts=${absentToWrite}>Renew<//>
+      ${!expired && html`<button type="button" onClick=${() => setAsking('trash')}>Move to trash</button>`}
       <button type="button" class="danger" onClick=${() => setAsking('delete')}>Delete</button>
     </div>
     ${stopped && html`<p class="hint">${stopped}</p>`}
-    ${asking === 'replace' && html`<${Replace} of=${c} close=${close} changed=${changed} />`}
-    ${asking === 'rotate' && html`<${Confirm} title="Rotate this credential?" action="Rotate" onClose=${close} onConfirm=${rotate} texts=${absentToWrite}>
-      <p>The same values are encrypted anew under a new ML-KEM-768 key pair, as version ${number(c.version + 1)}. The old ciphertext is deleted, and the lifetime starts again.</p>
-      <p>The values themselves stay as they are: to get new ones, change them where they are used, then replace them here.</p><//>`}
-    ${asking === 'trash' && html`<${Confirm} title="Put this credential in the trash?" action="Put in the trash" onClose=${close} onConfirm=${trash} texts=${absentToWrite}>
-      <p>Programs that read the credential are refused from now on, and its name is free. For 28 days you can renew it here. After that it is erased.</p><//>`}
+    ${asking === 'reencrypt' && html`<${Confirm} title="Re-encrypt this credential?" action="Re-encrypt" onClose=${close} onConfirm=${reencrypt} texts=${absentToWrite}>
+      <p>The same values are encrypted under new keys, as version ${number(c.version + 1)}. The lifetime starts again. To store new values, use Edit values.</p><//>`}
+    ${asking === 'rename' && html`<${Rename} of=${c} onClose=${close} onDone=${() => { close(); changed(); }} />`}
+    ${asking === 'trash' && html`<${Confirm} title="Move this credential to the trash?" action="Move to trash" onClose=${close} onConfirm=${trash} texts=${absentToWrite}>
+      <p>Programs that read it are refused from now on, and its name is free. You can renew it for 28 days. After that it is erased.</p><//>`}
     ${asking === 'delete' && html`<${Confirm} title="Delete this credential?" action="Delete" typed=${c.name} onClose=${close} onConfirm=${remove} texts=${absentToWrite}>
-      <p>The ciphertext and its keys are deleted for good: nobody can bring the values back. Programs that read the credential are refused from now on. The deletion stays in the audit log.</p><//>`}
+      <p>Its values, versions and keys are deleted for good. Nobody can bring them back. Programs that read it are refused from now on. The deletion stays in the audit log.</p><//>`}
   <//>`;
 }
 
-function Replace({of: c, close, changed}) {
-  const rows = useRows();
-  const [days, setDays] = useState('');
-  const replace = async () => {
-    if (!rows.check()) return;
-    const {version} = await put(at(c.credential_id), {values: fromRows(rows.rows), ttl_days: days === '' ? undefined : Number(days)});
-    rows.clear();
-    say(`Replaced: version ${number(version)}`);
-    close();
+function Rename({of: c, onClose, onDone}) {
+  const [name, setName] = useState(c.name);
+  const wrong = nameError(name);
+  const rename = async () => {
+    if (wrong) return;
+    await post(at(c.credential_id, '/rename'), {name});
+    say('The credential is renamed');
+    onDone();
+  };
+  return html`<${Dialog} title="Rename" onClose=${onClose}>
+    <${Form} onSubmit=${rename} submit="Rename" cancel=${onClose} texts=${absentToWrite}>
+      <${Input} label="New name" hint="Programs that read it by its name need the new one. Its id stays." maxlength="255" error=${wrong} value=${name} onInput=${setName} autofocus />
+    <//>
+  <//>`;
+}
+
+// ---- history
+
+function Versions({of: c, writes, changed}) {
+  const account = useAccount();
+  const versions = useLoad(signal => c.status === 'expired' ? Promise.resolve(null) : get(at(c.credential_id, '/versions'), undefined, signal), [c.credential_id, c.version, c.status]);
+  const held = useBriefly();
+  const [restoring, setRestoring] = useState(null);
+  const compare = async version => {
+    const [before, after] = [await get(at(c.credential_id), {version}), await get(at(c.credential_id))];
+    held.keep({version, changes: changesOf(before.values, after.values)});
+  };
+  const restore = async () => {
+    const {version} = await post(at(c.credential_id, '/undo'), {version: restoring});
+    say(`Restored as version ${number(version)}`);
     changed();
   };
-  return html`<${Form} onSubmit=${replace} submit=${`Store as version ${number(c.version + 1)}`} cancel=${close} texts=${absentToWrite}>
-    <h3>New values</h3>
-    <p>They take the place of all values that there are: a key that is not entered here is gone. The old ciphertext is deleted.</p>
-    <div ref=${rows.box}><${Rows} rows=${rows.rows} onChange=${rows.setRows} errors=${rows.errors} /></div>
-    <div class="narrow"><${TTL} optional value=${days} onInput=${setDays} hint="The lifetime starts again; if this is empty, with as many days as the credential had." /></div>
+  const kept = v => v.readable && !v.current && v.change;
+  return html`<${Panel} title="History"><${Loaded} of=${versions} texts=${absent}>${found => found === null
+    ? html`<p class="quiet">The history of an expired credential is shown once it is renewed.</p>`
+    : html`<div class="stack"><${Table} caption="Versions of the credential" rowKey="version" rows=${found.versions} columns=${[
+      {title: 'Version', cell: v => html`<span>${number(v.version)} ${v.current ? html`<${Tag} kind="good">current<//>` : v.readable && html`<${Tag}>kept<//>`}</span>`},
+      {title: 'Change', cell: v => changes[v.change] ?? words(v.change)},
+      {title: 'Updated', cell: v => html`<${Time} at=${v.sealed_at} />`},
+      {title: 'Expires', cell: v => v.expires_at.startsWith('9999-') ? 'never' : html`<${Time} at=${v.expires_at} />`},
+      ...found.versions.some(kept) ? [{title: 'Actions', hidden: true, class: 'fit', cell: v => kept(v) && html`<span class="actions">
+        <${Act} onClick=${() => compare(v.version)} aria-label=${`Compare version ${v.version}`} texts=${absent}>Compare<//>
+        ${writes && html`<button type="button" disabled=${!account.writes} aria-label=${`Restore version ${v.version}`} onClick=${() => setRestoring(v.version)}>Restore</button>`}</span>`}] : [],
+    ]} />
+    <${Brief} of=${held}>${({version, changes}) => html`<h3>From version ${number(version)} to the current one</h3><${Changes} of=${changes} />`}<//>
+    ${!found.versions.some(kept) && html`<p class="hint">Only the current version can be read. A history rule keeps earlier ones: <code>latticekeep keep 'shop/**' 10</code></p>`}</div>`}<//>
+    ${restoring && html`<${Confirm} title=${`Restore version ${number(restoring)}?`} action="Restore" onClose=${() => setRestoring(null)} onConfirm=${restore} texts=${absentToWrite}>
+      <p>Its values become version ${number(c.version + 1)}. The current ones stay in the history.</p><//>`}
   <//>`;
 }
 
-const changes = {sealed: 'first sealed', rotated: 'new values', reencrypted: 'same values under new keys'};
+// ---- the audit log
 
-function Versions({of: c}) {
-  const versions = useLoad(signal => c.status === 'expired' ? Promise.resolve(null) : get(at(c.credential_id, '/versions'), undefined, signal), [c.credential_id, c.version, c.status]);
-  return html`<${Panel} title="Versions"><${Loaded} of=${versions} texts=${absent}>${found => found === null
-    ? html`<p class="quiet">The versions of an expired credential are not told.</p>`
-    : html`<div class="stack"><${Table} caption="Versions of the credential" rowKey="version" rows=${found.versions} columns=${[
-      {title: 'Version', cell: v => html`<span>${number(v.version)} ${v.current && html`<${Tag} kind="good">current<//>`}</span>`},
-      {title: 'What made it', cell: v => changes[v.change] ?? words(v.change)},
-      {title: 'Encrypted', cell: v => html`<${Time} at=${v.sealed_at} />`},
-      {title: 'Lifetime until', cell: v => v.expires_at.startsWith('9999-') ? 'never ends' : html`<${Time} at=${v.expires_at} />`},
-    ]} /><p class="hint">Only the current version can be unsealed. The ciphertext of earlier ones is gone.</p></div>`}<//><//>`;
+// Readers says who has read the values, from the newest entries. It asks when somebody wants to know, since
+// each look at the log is recorded in it.
+function Readers({id}) {
+  const account = useAccount();
+  const [entries, setEntries] = useState(null);
+  const names = useNames(account, entries ?? []);
+  const look = async () => setEntries((await gather('/api/v2/audit/logs', 'entries', {resource_id: id, event_type: 'CREDENTIAL_UNSEALED', outcome: 'success', limit: 100})).entries);
+  const byActor = Object.values(Object.groupBy(entries ?? [], e => e.actor.type + e.actor.id)).map(list => ({id: list[0].actor.id, actor: list[0].actor, last: list[0].timestamp, reads: list.length}));
+  return html`<${Panel} title="Who has read this" actions=${html`<${Act} onClick=${look}>${entries ? 'Look again' : 'Look it up'}<//>`}>
+    ${entries === null ? html`<p class="quiet">The people and programs behind the newest 100 reads.</p>`
+    : byActor.length === 0 ? html`<p>Nobody has read the values, as far as the log in the database goes.</p>`
+    : html`<${Table} caption="Readers" rowKey="id" rows=${byActor} columns=${[
+        {title: 'Who', cell: r => html`<${Actor} of=${r.actor} mine=${account.user?.user_id} name=${names.get(r.id)} />`},
+        {title: 'Reads', class: 'number', cell: r => number(r.reads)},
+        {title: 'Last read', cell: r => html`<${Time} at=${r.last} relative />`},
+      ]} />`}
+  <//>`;
 }
 
 const trailSize = 50;
@@ -165,9 +334,10 @@ function Trail({id, turn}) {
   const page = (cursor, signal) => gather('/api/v2/audit/logs', 'entries', {resource_id: id, limit: trailSize, cursor}, signal);
   const trail = useLoad(signal => page(undefined, signal), [id, turn]);
   const more = older.turn === turn ? older : {entries: []};
-  return html`<${Panel} title="Audit trail" actions=${html`<${Link} to=${'/audit?resource_id=' + encodeURIComponent(id)}>In the audit log<//>`}>
+  const found = [...trail.data?.entries ?? [], ...more.entries];
+  const names = useNames(account, found);
+  return html`<${Panel} title="Activity" actions=${html`<${Link} to=${'/audit?resource_id=' + encodeURIComponent(id)}>In the audit log<//>`}>
     <${Loaded} of=${trail}>${first => {
-      const found = [...first.entries, ...more.entries];
       const entries = all ? found : found.filter(e => e.event_type !== 'CREDENTIAL_LISTED');
       const next = 'cursor' in more ? more.cursor : first.next_cursor;
       const further = async () => {
@@ -175,16 +345,16 @@ function Trail({id, turn}) {
         setOlder({turn, entries: [...more.entries, ...older.entries], cursor: older.next_cursor});
       };
       return html`<div class="stack">
-        <div class="check"><input type="checkbox" id="all-entries" checked=${all} onChange=${e => setAll(e.target.checked)} /><label for="all-entries">Show also when its metadata was read</label></div>
+        <div class="check"><input type="checkbox" id="all-entries" checked=${all} onChange=${e => setAll(e.target.checked)} /><label for="all-entries">Include reads of its metadata</label></div>
         ${entries.length > 0 && html`<${Table} caption="Audit entries of this credential" rowKey="sequence" rows=${entries} columns=${[
-          {title: 'When', cell: e => html`<${Time} at=${e.timestamp} />`},
+          {title: 'Time', class: 'when', cell: e => html`<${Time} at=${e.timestamp} />`},
           {title: 'Event', cell: e => html`<${Link} to=${'/audit/' + e.sequence}>${deed(e)}<//>`},
-          {title: 'Outcome', cell: e => html`<${Outcome} of=${e.outcome} />`},
-          {title: 'Actor', cell: e => html`<${Actor} of=${e.actor} mine=${account.user?.user_id} />`},
-          {title: 'Entry', class: 'number', cell: e => number(e.sequence)},
+          {title: 'Outcome', class: 'fit', cell: e => html`<${Outcome} of=${e.outcome} />`},
+          {title: 'Actor', cell: e => html`<${Actor} of=${e.actor} mine=${account.user?.user_id} name=${names.get(e.actor.id)} />`},
+          {title: 'Sequence', class: 'number', cell: e => number(e.sequence)},
         ]} />`}
         <div class="row between"><span class="quiet">${count(entries.length, 'entry', 'entries')}${next ? ', older ones may follow' : ''}</span>
-          ${next && html`<span class="actions"><${Act} onClick=${further}>Look for older ones<//></span>`}</div>
+          ${next && html`<span class="actions"><${Act} onClick=${further}>Load older entries<//></span>`}</div>
       </div>`;
     }}<//>
   <//>`;

@@ -2,7 +2,8 @@
 import {html, useEffect, useRef, useState} from '../vendor/preact.js';
 import {useAccount} from '../lib/account.js';
 import {get} from '../lib/api.js';
-import {count, deed, number} from '../lib/format.js';
+import {count, number} from '../lib/format.js';
+import {deed} from '../lib/words.js';
 import {Actor, Fingerprint, Outcome, Resource, checkEntry, nextOf, openLog, previousOf, verdict} from '../lib/log.js';
 import {Act, Copy, Empty, Facts, Hash, Link, Loaded, Name, Page, Panel, Table, Tag, Time, Trouble, navigate, say, save, useHere, useLoad} from '../lib/ui.js';
 

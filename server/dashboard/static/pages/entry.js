@@ -3,7 +3,7 @@ import {html, useEffect, useRef, useState} from '../vendor/preact.js';
 import {post, tokenFromAddress} from '../lib/api.js';
 import {Form, Input, Link, Name, Password, navigate, useHere} from '../lib/ui.js';
 
-const newPassword = 'At least 12 characters. A sentence of your own is easy to keep in mind.';
+const newPassword = 'At least 12 characters. Use a passphrase.';
 
 let arrived = false; // the browser itself gives a field the focus, but on the first page alone
 
@@ -71,7 +71,7 @@ export function Register() {
         409: 'This address has an account already. Sign in, or have your password reset.',
         403: 'This service takes no registrations. Ask an owner of your organisation for an invitation.'}}>
         <${Input} label="Organisation" hint="Shown to its members." maxlength="255" autocomplete="organization" value=${organisation} onInput=${setOrganisation} autofocus />
-        <${Input} label="E-mail address" type="email" autocomplete="username" hint="A mail with a link comes to this address." value=${email} onInput=${setEmail} />
+        <${Input} label="E-mail address" type="email" autocomplete="username" hint="We will e-mail you a verification link." value=${email} onInput=${setEmail} />
         <${Password} label="Password" autocomplete="new-password" minlength="12" maxlength="1024" hint=${newPassword} value=${password} onInput=${setPassword} />
       <//>
       <p class="links"><${Link} to="/sign-in">Sign in instead<//></p>
@@ -98,7 +98,7 @@ const NoToken = ({children}) => html`<div class="stack"><p>This page is reached 
 export function Verify() {
   const token = useToken();
   const [done, setDone] = useState(false);
-  if (done) return html`<${Heading} title="Your address is verified" /><p class="links"><a class="button primary" href="/">Go on</a></p>`;
+  if (done) return html`<${Heading} title="Your address is verified" /><p class="links"><a class="button primary" href="/">Continue</a></p>`;
   return html`<${Heading} title="Verify your address" />
     ${token ? html`<${Form} submit="Verify my address" texts=${spent} onSubmit=${async () => {
         await post('/api/v2/auth/verify-email', {token}, {anonymous: true});
@@ -111,7 +111,7 @@ export function Forgot() {
   const [email, setEmail] = useState('');
   const [sent, setSent] = useState('');
   if (sent) {
-    return html`<${Heading} title="Look into your mail" /><div class="stack">
+    return html`<${Heading} title="Check your e-mail" /><div class="stack">
       <p>If <${Name}>${sent}<//> has an account, a mail with a link is on its way. The link can be used once.</p>
       <p class="links"><${Link} to="/sign-in">Back to signing in<//></p></div>`;
   }
@@ -146,7 +146,7 @@ export function Join() {
   const token = useToken();
   const [password, setPassword] = useState('');
   const [done, setDone] = useState(false);
-  if (done) return html`<${Heading} title="Welcome" /><div class="stack"><p>Your account is there.</p><p class="links"><${Link} class="button primary" to="/sign-in">Sign in<//></p></div>`;
+  if (done) return html`<${Heading} title="Welcome" /><div class="stack"><p>Account created.</p><p class="links"><${Link} class="button primary" to="/sign-in">Sign in<//></p></div>`;
   return html`<${Heading} title="Accept the invitation" />
     ${token ? html`<${Form} submit="Join" texts=${{...spent, 409: 'This address has an account already. Sign in with it, or ask for an invitation to another address.'}} onSubmit=${async () => {
         await post('/api/v2/auth/accept-invitation', {token, password}, {anonymous: true});

@@ -96,7 +96,7 @@ export function Key() {
   const {key, versions} = found.data;
   return html`<${Page} title=${key.name} name=${key.name} back=${back} actions=${html`<${RotateButton} of=${key} done=${found.reload} />`}>
     <${Loaded} of=${found}>${() => html`
-      <${Panel} title="What is known"><${Facts} of=${[
+      <${Panel} title="Details"><${Facts} of=${[
         ['Id', html`<${Hash} whole label="Copy the id">${key.key_id}<//>`],
         ['Use', key.default ? 'The default key: it encrypts when no key is named' : 'It encrypts when it is named'],
         ['Algorithm', html`${key.algorithm} <span class="quiet">with HKDF-SHA-512 and AES-256-GCM</span>`],

@@ -4,7 +4,8 @@ import {html} from '../vendor/preact.js';
 import {useAccount} from '../lib/account.js';
 import {get} from '../lib/api.js';
 import {Actor, Proof} from '../lib/log.js';
-import {count, deed, frameworks, number} from '../lib/format.js';
+import {count, number} from '../lib/format.js';
+import {deed, frameworks} from '../lib/words.js';
 import {useScores} from '../lib/scores.js';
 import {Empty, Facts, Hash, Link, Loaded, Name, Page, Panel, Tag, Time, Trouble, useLoad} from '../lib/ui.js';
 

@@ -3,7 +3,7 @@ import {html, useState} from '../vendor/preact.js';
 import {useAccount} from '../lib/account.js';
 import {get, post} from '../lib/api.js';
 import {count, number} from '../lib/format.js';
-import {Dialog, Form, Input, Link, Loaded, Panel, Time, say, useLoad} from '../lib/ui.js';
+import {Dialog, Form, Input, Link, Loaded, Time, say, useLoad} from '../lib/ui.js';
 
 const attempts = (denials, failures) => [denials && count(denials, 'denial'), failures && count(failures, 'failure')].filter(Boolean).join(' and ');
 
@@ -27,16 +27,19 @@ export function Reviews({onDone}) {
     waiting.reload();
     onDone();
   };
-  return html`<${Panel} title="Reviews"><${Loaded} of=${waiting}>${w => {
+  return html`<${Loaded} of=${waiting} lines=${1}>${w => {
     const open = attempts(w.denials, w.failures), own = attempts(w.own_denials, w.own_failures);
-    return html`
-      <p>${open ? html`<strong>${open}</strong> wait${w.denials + w.failures === 1 ? 's' : ''} for a review, the oldest since <${Time} at=${w.oldest} relative />. <${Link} to="/audit?outcome=denied">See the denials<//>` : 'No denial and no failure waits for your review.'}</p>
+    return html`<details class="panel" open=${open !== '' || own !== ''}>
+      <summary>Reviews${open ? '' : html` <span class="quiet">Nothing waits for your review</span>`}</summary>
+      <div class="stack">
+      ${open && html`<p><strong>${open}</strong> wait${w.denials + w.failures === 1 ? 's' : ''} for a review, the oldest since <${Time} at=${w.oldest} relative />. <${Link} to="/audit?show=denied">See the denials<//></p>`}
       ${own && html`<p class="quiet">${own} that you or your API keys caused wait${w.own_denials + w.own_failures === 1 ? 's' : ''} for another member.</p>`}
       <ul class="list">${Object.entries(subjects).filter(([, s]) => !s.scope || account.can(s.scope)).map(([id, s]) => html`
         <li key=${id}><span>${s.title} <span class="quiet">${s.due}; last ${w[s.last] ? html`<${Time} at=${w[s.last]} relative />` : 'never'}</span></span>
-          <button type="button" aria-label=${`Record a review: ${s.title}`} onClick=${() => setSubject(id)}>${id === 'denials' && open ? 'Acknowledge' : 'Record a review'}</button></li>`)}</ul>
-      ${subject && html`<${Review} subject=${subject} waiting=${w} onClose=${() => setSubject(null)} onDone=${done} />`}`;
-  }}<//><//>`;
+          <button type="button" aria-label=${`Record a review: ${s.title}`} onClick=${() => setSubject(id)}>${id === 'denials' && open ? 'Acknowledge' : 'Record a review'}</button></li>`)}</ul></div>
+      ${subject && html`<${Review} subject=${subject} waiting=${w} onClose=${() => setSubject(null)} onDone=${done} />`}
+    </details>`;
+  }}<//>`;
 }
 
 function Review({subject, waiting, onClose, onDone}) {

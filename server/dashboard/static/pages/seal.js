@@ -24,12 +24,12 @@ export function Seal() {
   <//>`;
 }
 
-const Key = ({of: key}) => html`<${Panel} title="Whom you seal for">
+const Key = ({of: key}) => html`<${Panel} title="Recipient key">
   <p>The sealing key came from the server, signed by the identity with the fingerprint below, and the signature holds. Compare it with the one that your team knows: whoever could put another key here could read what you seal.</p>
   <${Fingerprint} word="Identity" value=${key.identity} hint="The operator of this service has it from the server's first start; your repository may have it in .latticekeep.yaml." />
   <${Facts} of=${[
     ['Sealing key', html`${key.suite} <${Hash} label="Copy the key's id">${key.keyID}<//>`],
-    ['Made', html`<${Time} at=${key.createdAt} />`],
+    ['Created', html`<${Time} at=${key.createdAt} />`],
   ]} />
 <//>`;
 
@@ -88,7 +88,7 @@ function Manifest({code, sealingKey}) {
           <${Input} label="Name" hint="Of the object, as kubectl shows it" maxlength="253" autocapitalize="none" value=${form.name} onInput=${set('name')} error=${fields.name} />
           <${Input} label="Namespace" hint=${form.scope === 'Cluster' ? 'Not bound; may be left out' : 'The values open there only'} optional=${form.scope === 'Cluster'} maxlength="63" autocapitalize="none" value=${form.namespace} onInput=${set('namespace')} error=${fields.namespace} />
           <${Input} label="Credential type" hint="A label, such as database or api_key" maxlength="63" autocapitalize="none" value=${form.credentialType} onInput=${set('credentialType')} error=${fields.credentialType} />
-          <${Choice} label="The values open in" hint="Bound into each value. The narrowest that works is best" value=${form.scope} onInput=${set('scope')} error=${fields.scope}
+          <${Choice} label="Scope" hint="Bound into each value. The narrowest that works is best" value=${form.scope} onInput=${set('scope')} error=${fields.scope}
             options=${Object.entries(scopes).map(([scope, text]) => [scope, `${scope}: ${text}`])} />
           <${Input} label="Lifetime in days" hint="From each rotation on; 90 if left out" optional type="number" min="1" max="3650" step="1" value=${form.ttlDays} onInput=${set('ttlDays')} error=${fields.ttlDays} />
         </div>

@@ -3,6 +3,7 @@ import {html, useState} from '../vendor/preact.js';
 import {useAccount} from '../lib/account.js';
 import {del, get, post, put} from '../lib/api.js';
 import {count, number, visible} from '../lib/format.js';
+import {roles, scopes} from '../lib/words.js';
 import {Act, Choice, Confirm, Copy, Dialog, Empty, Facts, Form, Hash, Input, Link, Loaded, Name, Page, Panel, Password, Table, Tag, Time, say, useHere, useLoad} from '../lib/ui.js';
 
 const parts = {
@@ -27,15 +28,6 @@ export function Settings() {
     : html`<${Part} />`}
   <//>`;
 }
-
-// What each scope allows, in the order of the contract.
-const scopes = {
-  'vault:read': 'List and unseal credentials', 'vault:write': 'Seal, replace, rotate and delete credentials',
-  'crypto:encrypt': 'Encrypt data', 'crypto:decrypt': 'Decrypt data', 'crypto:sign': 'Sign data', 'crypto:verify': 'Verify signatures',
-  'keys:read': 'List named keys', 'keys:write': 'Make and rotate named keys',
-  'audit:read': 'Read the audit log', 'audit:names': 'Read what the ids in the audit log are called', 'compliance:read': 'Read scores and reports', 'account:admin': 'Manage API keys and members',
-  'system:admin': 'Administer the deployment', 'metrics:read': 'Read the metrics of the deployment',
-};
 
 function APIKeys() {
   const account = useAccount();
@@ -122,8 +114,6 @@ function MadeKey({made, onClose}) {
   <//>`;
 }
 
-const roles = [['owner', 'Owner: everything, and who is an owner'], ['admin', 'Admin: everything else'], ['member', 'Member: everything but keys, members, API keys and the audit log'], ['limited', 'Limited: credentials, on the paths of their policies'], ['auditor', 'Auditor: verifies, and reads keys and the audit log']];
-
 function Members() {
   const account = useAccount();
   const members = useLoad(signal => get('/api/v2/members', undefined, signal), []);
@@ -132,7 +122,7 @@ function Members() {
   const [removing, setRemoving] = useState(null);
   const me = account.user?.user_id;
   return html`<${Loaded} of=${members}>${({members: list, invitations}) => html`
-    <${Panel} title=${count(list.length, 'member')} actions=${html`<button type="button" class="primary" disabled=${!account.writes} onClick=${() => setInviting(true)}>Invite somebody</button>`}>
+    <${Panel} title=${count(list.length, 'member')} actions=${html`<button type="button" class="primary" disabled=${!account.writes} onClick=${() => setInviting(true)}>Invite member</button>`}>
       ${!account.writes && html`<p class="hint">Inviting and changing roles is not possible since the trial has ended.</p>`}
       <${Table} caption="Members" rowKey="user_id" rows=${list} columns=${[
         {title: 'Address', cell: m => html`<${Name}>${m.email}<//>${m.user_id === me ? ' (you)' : ''}`},
@@ -144,11 +134,11 @@ function Members() {
           <button type="button" class="danger" aria-label=${'Remove ' + visible(m.email)} onClick=${() => setRemoving(m)}>Remove</button></span>`},
       ]} />
     <//>
-    <${Panel} title="Open invitations">${invitations.length === 0 ? html`<p class="quiet">None. Whoever is invited gets a mail with a link, which is good for some days.</p>`
+    <${Panel} title="Open invitations">${invitations.length === 0 ? html`<p class="quiet">None. Invite a member, and they get an e-mail with a link.</p>`
       : html`<${Table} caption="Invitations" rowKey="invitation_id" rows=${invitations} columns=${[
           {title: 'Address', cell: i => html`<${Name}>${i.email}<//>`},
           {title: 'Role', cell: i => i.role},
-          {title: 'Ends', cell: i => html`<${Time} at=${i.expires_at} relative />`},
+          {title: 'Expires', cell: i => html`<${Time} at=${i.expires_at} relative />`},
           {title: 'Actions', hidden: true, class: 'fit', cell: i => html`<${Act} kind="danger" aria-label=${'Withdraw the invitation of ' + visible(i.email)} done="The invitation is withdrawn" onClick=${async () => {
             await del('/api/v2/members/invitations/' + encodeURIComponent(i.invitation_id));
             members.reload();
@@ -168,7 +158,7 @@ function Invite({onClose, onDone}) {
   const account = useAccount();
   const [email, setEmail] = useState('');
   const [role, setRole] = useState('member');
-  return html`<${Dialog} title="Invite somebody" onClose=${onClose}>
+  return html`<${Dialog} title="Invite member" onClose=${onClose}>
     <${Form} submit="Send the invitation" cancel=${onClose} texts=${{...unverified(account), 409: 'This address has an account or an open invitation already.'}} onSubmit=${async () => {
       await post('/api/v2/members/invite', {email, role});
       say('The invitation is on its way');
@@ -231,18 +221,24 @@ function ChangePassword() {
 
 function Sessions() {
   const sessions = useLoad(signal => get('/api/v2/auth/sessions', undefined, signal), []);
-  const end = async s => {
-    await del('/api/v2/auth/sessions/' + encodeURIComponent(s.session_id));
+  const end = s => del('/api/v2/auth/sessions/' + encodeURIComponent(s.session_id));
+  const endOne = async s => {
+    await end(s);
     if (s.current) location.assign('/sign-in');
     else sessions.reload();
   };
-  return html`<${Panel} title="Where you are signed in">
+  const others = sessions.data?.sessions.filter(s => !s.current) ?? [];
+  const endOthers = async () => {
+    for (const s of others) await end(s);
+    sessions.reload();
+  };
+  return html`<${Panel} title="Where you are signed in" actions=${others.length > 0 && html`<${Act} kind="danger" done="All other sessions are signed out" onClick=${endOthers}>Sign out all others<//>`}>
     <${Loaded} of=${sessions}>${({sessions: list}) => html`<${Table} caption="Sessions" rowKey="session_id" rows=${list} columns=${[
       {title: 'Session', cell: s => html`<${Hash}>${s.session_id}<//>${s.current && html` <${Tag} kind="good">this one<//>`}`},
-      {title: 'Began', cell: s => html`<${Time} at=${s.created_at} />`},
-      {title: 'Last renewed', cell: s => html`<${Time} at=${s.last_used_at} relative />`},
-      {title: 'Ends', cell: s => html`<${Time} at=${s.expires_at} relative />`},
-      {title: 'Actions', hidden: true, class: 'fit', cell: s => html`<${Act} kind="danger" aria-label=${s.current ? 'End this session' : 'End the session ' + s.session_id} done="The session has ended" onClick=${() => end(s)}>End<//>`},
+      {title: 'Signed in', cell: s => html`<${Time} at=${s.created_at} />`},
+      {title: 'Last active', cell: s => html`<${Time} at=${s.last_used_at} relative />`},
+      {title: 'Expires', cell: s => html`<${Time} at=${s.expires_at} relative />`},
+      {title: 'Actions', hidden: true, class: 'fit', cell: s => html`<${Act} kind="danger" aria-label=${s.current ? 'Sign out of this session' : 'Sign out of the session ' + s.session_id} done="The session is signed out" onClick=${() => endOne(s)}>Sign out<//>`},
     ]} />`}<//>
   <//>`;
 }

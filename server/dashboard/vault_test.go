@@ -1,0 +1,197 @@
+package dashboard_test
+
+import (
+	"encoding/csv"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
+	"github.com/latticekeep/latticekeep/internal/audit"
+)
+
+// The list has folders until somebody searches or sorts, and the address says where one is.
+func TestTheVaultIsATree(t *testing.T) {
+	t.Parallel()
+	p := start(t)
+	o := p.register("Trees", "tess@example.org")
+	var db string
+	for _, name := range []string{"shop/prod/db", "shop/prod/mail", "shop/dev/db", "token"} {
+		id := p.seal(o, name, "database", "password", "one", 30)
+		if name == "shop/prod/db" {
+			db = id
+		}
+	}
+	p.must(o.DescribeCredential(t.Context(), db, v2.DetailsRequest{Tags: &[]string{"pci"}}))
+	b := p.tab()
+	b.signIn(o, "/vault")
+	b.sees("1 folder, 1 credential")
+	b.follow("shop/")
+	b.sees("2 folders")
+	b.follow("prod/")
+	b.sees("2 credentials")
+	if at := b.path(); at != "/vault?folder=shop%2Fprod%2F" {
+		t.Errorf("the folder is at %s", at)
+	}
+	b.follow("db")
+	b.titled("shop/prod/db")
+	b.sees("pci")
+	b.follow("← shop/prod/")
+	b.sees("2 credentials")
+	b.follow("shop")
+	b.sees("2 folders")
+	b.fill("Search by name", "db")
+	b.sees("2 credentials")
+	b.follow("shop/prod/db") // by its whole name
+	b.titled("shop/prod/db")
+	b.follow("pci")
+	b.sees("1 credential")
+
+	b.open("/vault")
+	b.press("Updated")
+	b.sees("4 credentials")
+	if sorted := value[string](b, `document.querySelector('th[aria-sort]').innerText + document.querySelector('th[aria-sort]').ariaSort`); !strings.Contains(sorted, "Updated") || !strings.Contains(sorted, "descending") {
+		t.Errorf("the list says that it is in the order %q", sorted)
+	}
+}
+
+// Whoever edits values sees what would change before it is stored, and is told of what somebody else has stored.
+func TestEditsAreReviewedAndConflictsShown(t *testing.T) {
+	t.Parallel()
+	p := start(t)
+	o := p.register("Edits", "edda@example.org")
+	id := p.seal(o, "shop/db", "database", "password", "one", 30)
+	p.must(o.PatchCredential(t.Context(), id, v2.PatchRequest{Values: map[string]*string{"user": new("app")}}))
+	b := p.tab()
+	b.signIn(o, "/vault/"+id)
+	b.press("Edit values")
+	b.until(`document.querySelectorAll('.pair').length === 2`)
+	b.press("Review changes")
+	b.sees("Nothing is changed")
+	b.press("Back to the editor")
+	b.press("Remove value 2")
+	b.fill("Value", "two")
+	b.press("Add a value")
+	b.script(`document.querySelectorAll('.pair input')[1].focus()`)
+	b.script(`document.execCommand('insertText', false, 'host')`)
+	b.press("Review changes")
+	b.sees("3 changes")
+	b.sees("added host")
+	b.sees("changed password")
+	b.sees("removed user")
+	b.gone("two")
+	b.press("Show the change of password")
+	b.sees("two")
+
+	p.must(o.PatchCredential(t.Context(), id, v2.PatchRequest{Values: map[string]*string{"port": new("5432")}}))
+	b.press("Save as version 3")
+	b.sees("Somebody stored another version since you opened the editor.")
+	b.press("Compare with the newest")
+	b.sees("removed port")
+	b.press("Save as version 4")
+	b.sees("Stored as version 4")
+	now, err := o.UnsealCredential(t.Context(), id)
+	if err != nil || fmt.Sprint(now.Values) != "map[host: password:two]" {
+		t.Errorf("%v %v", now, err)
+	}
+	b.takeErrors() // the browser's own, of the 412
+}
+
+// A kept version is compared with the current one, and restored.
+func TestAnEarlierVersionIsComparedAndRestored(t *testing.T) {
+	t.Parallel()
+	p := start(t)
+	o := p.register("Histories", "hedda@example.org")
+	p.must(o.PutHistoryRule(t.Context(), v2.HistoryRuleRequest{Path: "**", VersionsKept: 5}))
+	id := p.seal(o, "shop/db", "database", "password", "one", 30)
+	p.must(o.ReplaceCredential(t.Context(), id, v2.ReplaceRequest{Values: map[string]string{"password": "two"}}))
+	b := p.tab()
+	b.signIn(o, "/vault/"+id)
+	b.press("Compare version 1")
+	b.sees("changed password")
+	b.press("Show the change of password")
+	b.sees("Before one After two")
+	b.press("Restore version 1")
+	b.sees("Restore version 1?")
+	b.press("Restore")
+	b.sees("Restored as version 3")
+	if now, err := o.UnsealCredential(t.Context(), id); err != nil || now.Values["password"] != "one" {
+		t.Errorf("%v %v", now, err)
+	}
+	b.press("Edit details")
+	b.fill("Description (optional)", "the orders of the shop")
+	b.fill("Tags (optional)", "pci, shop")
+	b.press("Save")
+	b.sees("the orders of the shop")
+	b.press("Rename")
+	b.fill("New name", "shop/orders")
+	b.click("button", "Rename")
+	b.titled("shop/orders")
+	b.press("Look it up")
+	b.sees("hedda@example.org")
+}
+
+// The log is looked at by what is asked most, and what repeats has one line.
+func TestTheLogHasPresetsAndFoldsWhatRepeats(t *testing.T) {
+	t.Parallel()
+	p := start(t)
+	o := p.register("=Presets", "petra@example.org")
+	id := p.seal(o, "=cmd|' /C calc'!A0", "database", "password", "one", 30)
+	for range 4 {
+		p.must(o.UnsealCredential(t.Context(), id))
+	}
+	b := p.tab()
+	b.signIn(o, "/audit?show=secrets")
+	b.until(`document.querySelectorAll('main tbody tr').length === 1`)
+	b.press("Show all 4 entries: Credential unsealed")
+	b.until(`document.querySelectorAll('main tbody tr').length === 4`)
+	b.follow("Changes")
+	b.sees("Credential sealed")
+	b.gone("Credential unsealed")
+	b.gone("Audit read")
+	b.press("Verify this page")
+	b.sees("verified: hash, signature, inclusion.")
+
+	b.open("/audit?show=secrets")
+	b.settled()
+	downloads := b.downloads()
+	b.press("Export")
+	b.press("CSV")
+	rows, err := csv.NewReader(strings.NewReader(string(downloads(".csv")))).ReadAll()
+	if err != nil || len(rows) != 5 || rows[1][2] != "CREDENTIAL_UNSEALED" || rows[1][9] != "'=cmd|' /C calc'!A0" {
+		t.Errorf("%q %v", rows, err)
+	}
+	b.press("Export")
+	b.press("NDJSON")
+	var entry audit.Entry
+	if err := json.Unmarshal(downloads(".ndjson")[:strings.IndexByte(string(downloads(".ndjson")), '\n')], &entry); err != nil || entry.EventType != audit.CredentialUnsealed {
+		t.Errorf("%v %v", entry, err)
+	}
+}
+
+// The page knows by itself which types of events are in which category, for entries that it follows.
+func TestThePageSortsEventsAsTheLogDoes(t *testing.T) {
+	t.Parallel()
+	p := start(t)
+	b := p.tab()
+	b.open("/sign-in")
+	b.titled("Sign in")
+	script := value[string](b, `new URL('lib/words.js', document.querySelector('script[src]').src).href`)
+	for _, c := range []audit.Category{audit.Changes, audit.Secrets} {
+		got := value[[]string](b, fmt.Sprintf(`import(%s).then(w => w.eventTypes.map(([type]) => type).filter(w.isOf[%s]).sort())`, quoted(script), quoted(string(c))))
+		want := map[string]bool{}
+		for _, e := range c.Types() {
+			want[string(e)] = true
+		}
+		for _, e := range got {
+			if !want[e] {
+				t.Errorf("the page has %s in %s", e, c)
+			}
+			delete(want, e)
+		}
+		if len(want) > 0 {
+			t.Errorf("the page lacks %v in %s", want, c)
+		}
+	}
+}
