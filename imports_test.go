@@ -58,7 +58,7 @@ var ours = map[string]string{
 	"internal/volume":    "",
 	"internal/health":    "",
 	"internal/memory":    "",
-	"internal/diagnosis": "",
+	"internal/diagnosis": "internal/buildinfo",
 	"internal/inspection": "internal/diagnosis internal/config internal/doctor internal/offline internal/backup/schedule internal/mail internal/audit internal/audit/chain internal/audit/keeper internal/audit/verify internal/audit/writer " +
 		"internal/keyring internal/kms internal/objects internal/state/watch internal/store internal/store/bolt internal/volume internal/store/format internal/store/postgres internal/fault",
 	"internal/buildinfo": "",
@@ -67,7 +67,7 @@ var ours = map[string]string{
 		"internal/compliance internal/compliance/assessor internal/backup internal/connections internal/quota internal/audit internal/authz internal/store internal/store/format internal/diagnosis internal/health internal/fault",
 	"server/v1": "api/openapi api/openapi/v1 server/gate internal/transit internal/audit internal/audit/reader internal/authz internal/fault internal/secret",
 	"server/v2": "api/openapi api/openapi/v2 api/v1beta1 server/gate server/v2/credentials server/v2/webhookapi internal/webhooks internal/vault internal/transit internal/names internal/dryrun internal/identity internal/sealingkey internal/custody internal/sealing internal/keyring " +
-		"internal/compliance internal/compliance/assessor internal/backup internal/audit internal/audit/guard internal/audit/reader internal/audit/writer internal/authz internal/fair internal/fault internal/secret",
+		"internal/compliance internal/compliance/assessor internal/backup internal/audit internal/audit/guard internal/audit/reader internal/audit/writer internal/authz internal/buildinfo internal/fair internal/fault internal/secret",
 	"server/v2/webhookapi":  "api/openapi/v2 server/gate internal/webhooks",
 	"server/v2/credentials": "api/openapi/v2 server/gate internal/settings internal/vault internal/vault/bounds internal/vault/details internal/vault/kept internal/vault/listing internal/authz internal/fault internal/secret",
 	"server/asset":          "",
@@ -136,7 +136,7 @@ var ours = map[string]string{
 	"internal/audit/verify":        "internal/audit internal/audit/chain internal/audit/entries internal/audit/writer internal/authz internal/dualsig internal/memory internal/store internal/frame internal/fault",
 	"internal/audit/reader":        "internal/audit internal/audit/chain internal/audit/entries internal/audit/guard internal/audit/verify internal/audit/writer internal/authz internal/dualsig internal/store internal/fault",
 	"internal/audit/keeper":        "internal/store/format internal/audit internal/audit/chain internal/audit/entries internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/authz internal/dualsig internal/objects internal/store internal/fault",
-	"internal/compliance":          "internal/audit internal/audit/verify internal/authz internal/fault",
+	"internal/compliance":          "internal/audit internal/audit/verify internal/authz internal/buildinfo internal/fault",
 	"internal/compliance/assessor": "internal/compliance internal/audit internal/audit/guard internal/audit/reader internal/audit/verify internal/authz internal/store internal/frame internal/fault",
 	"internal/compliance/report":   "internal/compliance internal/audit internal/dualsig internal/authz internal/fault",
 	"internal/objects":             "internal/google internal/durable internal/fault",

@@ -24,6 +24,9 @@ type Info struct {
 	Platform string `json:"platform"`
 }
 
+// Documentation is the folder of the documentation, with a slash at its end.
+const Documentation = "https://github.com/latticekeep/latticekeep/blob/main/docs/"
+
 // Version returns the module's version, or the commit for a build from a checkout.
 func Version() string { return Read().Version }
 

@@ -1,6 +1,10 @@
 package compliance
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/latticekeep/latticekeep/internal/buildinfo"
+)
 
 // MaxObjects bounds the objects that a failing probe names.
 const MaxObjects = 20
@@ -20,13 +24,10 @@ func (p *Probe) Run(e *Evidence) ProbeResult {
 		at, how := since.Time(), remedies[p.Name]
 		slices.Sort(v.objects)
 		r.Since, r.Objects = &at, v.objects[:min(len(v.objects), MaxObjects)]
-		r.Remedy, r.Guide = how.text, guides+how.guide
+		r.Remedy, r.Guide = how.text, buildinfo.Documentation+how.guide
 	}
 	return r
 }
-
-// guides is where the documentation is.
-const guides = "https://github.com/latticekeep/latticekeep/blob/main/docs/"
 
 // remedy says what mends a failing probe, and which page of the documentation says how.
 type remedy struct{ text, guide string }

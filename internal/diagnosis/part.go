@@ -1,6 +1,10 @@
 package diagnosis
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/latticekeep/latticekeep/internal/buildinfo"
+)
 
 // Part is what a line is about. The words are part of the JSON that scripts read.
 type Part string
@@ -52,9 +56,6 @@ var Parts = []Entry{
 	{Mail, "the mail server accepts connections; e-mails that wait", "runbooks/mail.md"},
 }
 
-// documentation is where the pages are.
-const documentation = "https://github.com/latticekeep/latticekeep/blob/main/docs/"
-
 // place returns the position of a part in the table.
 func (p Part) place() int {
 	return slices.IndexFunc(Parts, func(e Entry) bool { return e.Part == p })
@@ -63,7 +64,7 @@ func (p Part) place() int {
 // page returns the URL of the page about a part.
 func (p Part) page() string {
 	if at := p.place(); at >= 0 {
-		return documentation + Parts[at].page
+		return buildinfo.Documentation + Parts[at].page
 	}
 	return ""
 }

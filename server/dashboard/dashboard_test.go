@@ -259,7 +259,7 @@ func TestEverythingThatIsNamedIsServed(t *testing.T) {
 }
 
 // firstLoad is what may be fetched, compressed, before the page shows anything.
-const firstLoad = 150 << 10
+const firstLoad = 60 << 10
 
 func TestTheFirstLoadIsSmall(t *testing.T) {
 	s := load(files)

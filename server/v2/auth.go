@@ -11,6 +11,7 @@ import (
 
 	api "github.com/latticekeep/latticekeep/api/openapi/v2"
 	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/buildinfo"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/secret"
@@ -237,6 +238,7 @@ func (a *accountAPI) GetAccount(c *gin.Context) {
 			Success:   true,
 			Principal: api.Principal{Kind: api.PrincipalKind(call.Caller.Kind), Id: call.Caller.ID, Scopes: scopes(call.Caller.Scopes)},
 			Tenant:    a.tenant(t),
+			Server:    &api.ServerInfo{Version: buildinfo.Version(), Documentation: buildinfo.Documentation},
 		}
 		if u != nil {
 			own := user(*u)

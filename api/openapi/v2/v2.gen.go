@@ -1877,9 +1877,12 @@ type AccessLoss struct {
 // AccountAnswer defines model for AccountAnswer.
 type AccountAnswer struct {
 	Principal Principal `json:"principal"`
-	Success   Succeeded `json:"success"`
-	Tenant    Tenant    `json:"tenant"`
-	User      *User     `json:"user,omitempty"`
+
+	// Server What answers.
+	Server  *ServerInfo `json:"server,omitempty"`
+	Success Succeeded   `json:"success"`
+	Tenant  Tenant      `json:"tenant"`
+	User    *User       `json:"user,omitempty"`
 }
 
 // Algorithm The key encapsulation (FIPS 203), always together with HKDF-SHA-512 and AES-256-GCM.
@@ -3658,6 +3661,17 @@ type SealingKeyUse struct {
 
 // SealingKeyUseState A former one opens unless it was retired; an unknown one is none of this deployment's.
 type SealingKeyUseState string
+
+// ServerInfo What answers.
+type ServerInfo struct {
+	// Documentation Example: https://github.com/latticekeep/latticekeep/blob/main/docs/
+	Documentation string `json:"documentation"`
+
+	// Version The version of the program, or the commit that it was built from.
+	//
+	// Example: v2.0.0
+	Version string `json:"version"`
+}
 
 // Session defines model for Session.
 type Session struct {

@@ -3,7 +3,9 @@ import {html, render, useCallback, useEffect, useLayoutEffect, useState} from '.
 import {api, belongsTo, get, post, signedOut, whenSignedOut} from './lib/api.js';
 import {Account} from './lib/account.js';
 import {visible} from './lib/format.js';
+import {Icon} from './lib/icons.js';
 import {Link, Router, navigate} from './lib/router.js';
+import {Themes, applyKept} from './lib/theme.js';
 import {Act, Dialog, Loaded, Messages, Name, Page, Skeleton, Time, Trouble, useHere, useLoad} from './lib/ui.js';
 import {SignInForm} from './pages/entry.js';
 
@@ -34,9 +36,9 @@ const routes = [
 ];
 
 const sections = [
-  ['/', 'Overview'], ['/vault', 'Vault', 'vault:read'], ['/crypto', 'Encrypt and sign'], ['/keys', 'Keys', 'keys:read'],
-  ['/compliance', 'Compliance', 'compliance:read'], ['/audit', 'Audit', 'audit:read'], ['/cluster', 'Cluster', 'vault:read'],
-  ['/settings/api-keys', 'Settings'],
+  ['/', 'Overview', 'LayoutDashboard'], ['/vault', 'Vault', 'Vault', 'vault:read'], ['/crypto', 'Encrypt and sign', 'Signature'], ['/keys', 'Keys', 'KeyRound', 'keys:read'],
+  ['/compliance', 'Compliance', 'ShieldCheck', 'compliance:read'], ['/audit', 'Audit', 'ScrollText', 'audit:read'], ['/cluster', 'Cluster', 'Ship', 'vault:read'],
+  ['/settings/api-keys', 'Settings', 'Settings'],
 ];
 
 const loaded = new Map();
@@ -73,12 +75,16 @@ function Side({account, section, signOut}) {
   return html`<header class=${'side' + (open ? ' open' : '')} onKeyDown=${e => { if (e.key === 'Escape') setOpen(false); }}>
     <${Link} class="brand" to="/"><img src=${icon} alt="" /> Latticekeep<//>
     <button type="button" class="menu" aria-expanded=${open} aria-controls="sections" onClick=${() => setOpen(!open)}>Menu</button>
-    <nav id="sections" aria-label="Sections"><ul>${sections.filter(([, , scope]) => !scope || account.can(scope)).map(([to, text]) => html`
-      <li key=${to}><${Link} to=${to.startsWith('/settings/') ? settings : to} aria-current=${section === to ? 'page' : undefined}>${text}<//></li>`)}</ul></nav>
+    <nav id="sections" aria-label="Sections"><ul>${sections.filter(([, , , scope]) => !scope || account.can(scope)).map(([to, text, icon]) => html`
+      <li key=${to}><${Link} to=${to.startsWith('/settings/') ? settings : to} aria-current=${section === to ? 'page' : undefined}><${Icon} name=${icon} />${text}<//></li>`)}</ul></nav>
     <div class="who">
       <span><${Name}>${account.tenant.name}<//></span>
       <span class="quiet">${account.user ? html`<${Name}>${account.user.email}<//>, ${account.user.role}` : ''}</span>
       <${Act} onClick=${signOut}>Sign out<//>
+      <div class="row"><a href="/docs" target="_blank" rel="noopener"><${Icon} name="BookOpen" />API</a>
+        ${account.server && html`<a href=${account.server.documentation} target="_blank" rel="noopener noreferrer"><${Icon} name="CircleHelp" />Help</a>`}</div>
+      <${Themes} />
+      ${account.server && html`<span class="quiet" title=${account.server.version}>Version ${visible(account.server.version.slice(0, 20))}</span>`}
     </div>
   </header>`;
 }
@@ -152,5 +158,6 @@ function App() {
     <${Messages} />`;
 }
 
+applyKept();
 addEventListener('unhandledrejection', e => console.error('unhandled', e.reason?.name ?? 'rejection'));
 render(html`<${App} />`, document.getElementById('app'));

@@ -258,7 +258,7 @@ export function Copy({text, label = 'Copy', small = false, done = 'Copied'}) {
     }
   };
   return html`<button type="button" class=${small ? 'small' : ''} onClick=${copy} title=${small ? label : undefined} aria-label=${small ? label : undefined}>${
-    small ? html`<${Icon} name=${copied ? 'done' : 'copy'} />` : copied ? '✓ Copied' : label}</button>`;
+    small ? html`<${Icon} name=${copied ? 'Check' : 'Copy'} />` : copied ? '✓ Copied' : label}</button>`;
 }
 
 // save offers a text or bytes as a file.

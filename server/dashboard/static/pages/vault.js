@@ -117,7 +117,7 @@ function List({folder, folders, credentials, flat, sort}) {
   const of = cell => row => row.folder ? '' : cell(row);
   return html`<${Table} caption="Credentials" rowKey="credential_id" rows=${rows} sort=${sort} onSort=${to => setQuery({sort: to, cursor: ''})} columns=${[
     {title: 'Name', sort: '', cell: c => c.folder
-      ? html`<${Link} class="folder" to=${inFolder(c.folder)}><${Icon} name="folder" /><${Name}>${c.folder.slice(folder.length)}<//><//>`
+      ? html`<${Link} class="folder" to=${inFolder(c.folder)}><${Icon} name="Folder" /><${Name}>${c.folder.slice(folder.length)}<//><//>`
       : html`<span><${Link} to=${'/vault/' + encodeURIComponent(c.credential_id)}><${Name}>${flat || !c.name.startsWith(folder) ? c.name : c.name.slice(folder.length)}<//><//>${c.owned && html` <${Tag}>Kubernetes<//>`}</span>`},
     {title: 'Type', cell: of(c => html`<${Name}>${c.credential_type}<//>`)},
     {title: 'Tags', cell: of(c => html`<${Tags} of=${c.tags} />`)},
