@@ -45,6 +45,7 @@ class Reply(NamedTuple):
     body: Dict[str, Any] = {}
     headers: Dict[str, str] = {}
     cut: int = 0  # bytes at the end that are announced and not sent
+    text: str = ""  # in place of the body
 
 
 class Stub:
@@ -70,7 +71,7 @@ class Stub:
                 if reply.status is None:
                     self.close_connection = True
                     return
-                body = json.dumps(reply.body).encode()
+                body = (reply.text or json.dumps(reply.body)).encode()
                 self.send_response(reply.status)
                 for name, value in reply.headers.items():
                     self.send_header(name, value)
@@ -88,7 +89,8 @@ class Stub:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        serve = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
+        serve.start()
 
     def client(self, **options: Any) -> Client:
         """Return a client that notes its pauses in `pauses` and does not wait."""

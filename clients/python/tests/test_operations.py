@@ -26,7 +26,7 @@ def methods(kind: type) -> Set[str]:
 
 @pytest.mark.parametrize("kind", [V1, V2])
 def test_every_operation_has_a_method(client: Client, kind: type) -> None:
-    contract = (client.v1 if kind is V1 else client.v2).get_contract()
+    contract = client.v1.get_contract() if kind is V1 else client.v2.get_contract()
     ids = operations(contract)
     assert len(ids) == len(re.findall(r"^    (?:get|post|put|patch|delete):$", contract, re.MULTILINE))
     assert {snake(i) for i in ids} == methods(kind)

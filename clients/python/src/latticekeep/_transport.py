@@ -272,7 +272,7 @@ class Transport:
                 return None
             # Many clients must not return at the same instant.
             return failure.retry_after + random.uniform(0, _FIRST_PAUSE)
-        full = min(_LAST_PAUSE, _FIRST_PAUSE * 2 ** min(attempt, 10))
+        full = min(_LAST_PAUSE, _FIRST_PAUSE * 2.0 ** min(attempt, 10))
         return full / 2 + random.uniform(0, full / 2)
 
 
