@@ -46,7 +46,7 @@ test-unit: ## run the tests that need nothing but Go: under three minutes on two
 	go test -short -parallel 8 -ldflags='-s -w' ./... # many tests mostly wait, and a test program needs no symbols
 
 .PHONY: deps
-deps: control-plane helm prometheus versitygw poppler postgres strace chromium curl ## compile and install what `make test` needs beside Go (as root: Debian packages)
+deps: control-plane helm prometheus versitygw poppler postgres strace chromium curl python ## compile and install what `make test` needs beside Go (as root: Debian packages)
 	@command -v kubectl >/dev/null || { echo "kubectl is not on the PATH: install it first" >&2; exit 1; }
 
 # Packages whose goroutines share state. The stores run whole, since -short leaves PostgreSQL out.
@@ -60,7 +60,7 @@ test: deps ## install what the tests need, run all of them, a real kube-apiserve
 	CGO_ENABLED=1 $(BIN)/tools/gotest -race -timeout $(TEST_TIMEOUT) ./internal/store/...
 
 .PHONY: test-race
-test-race: helm prometheus versitygw poppler postgres strace chromium curl ## run everything that needs no cluster under the race detector (half an hour; needs a C compiler)
+test-race: helm prometheus versitygw poppler postgres strace chromium curl python ## run everything that needs no cluster under the race detector (half an hour; needs a C compiler)
 	@go build -o $(BIN)/tools/gotest ./hack/gotest
 	@CGO_ENABLED=1 exec $(BIN)/tools/gotest -race -timeout 60m ./...
 
@@ -121,6 +121,14 @@ strace:
 curl:
 	@hack/debian.sh curl curl 'some tests of internal/cli will fail'
 
+# Debian's Python runs the tests of the client in Python. Commands on the PATH may be those of another one.
+.PHONY: python
+python:
+	@hack/debian.sh /usr/bin/pytest-3 python3-pytest 'tests of the client in Python will be skipped'
+	@hack/debian.sh /usr/bin/mypy mypy 'the types of the client in Python will not be checked'
+	@hack/debian.sh /usr/bin/pyproject-build python3-build 'the wheel of the client in Python will not be built'
+	@hack/debian.sh /usr/bin/hatchling python3-hatchling 'the wheel of the client in Python will not be built'
+
 # The tests of the store on PostgreSQL start servers of their own; without it they are skipped, and say so.
 .PHONY: postgres
 postgres:
@@ -173,11 +181,12 @@ lint-tools:
 	@go -C hack/lint build -o $(BIN)/tools/ tool
 
 .PHONY: generate
-generate: tools helm ## regenerate types and routes from the contracts; deep copies, CRD and roles from the markers in the code; config/ from the chart; pages of docs/reference
+generate: tools helm ## regenerate types, routes and the client in Python from the contracts; deep copies, CRD and roles from the markers in the code; config/ from the chart; pages of docs/reference
 	$(BIN)/tools/oapi-codegen -config api/openapi/v1/oapi-codegen.yaml api/openapi/v1.yaml
 	$(BIN)/tools/oapi-codegen -config api/openapi/v1/routes.yaml api/openapi/v1.yaml
 	$(BIN)/tools/oapi-codegen -config api/openapi/v2/oapi-codegen.yaml api/openapi/v2.yaml
 	$(BIN)/tools/oapi-codegen -config api/openapi/v2/routes.yaml api/openapi/v2.yaml
+	go run -trimpath ./hack/pythonclient clients/python/src/latticekeep
 	$(BIN)/tools/controller-gen object paths=./api/...
 	$(BIN)/tools/controller-gen crd paths=./api/... output:crd:dir=config/crd/bases
 	$(BIN)/tools/controller-gen rbac:roleName=latticekeep-operator paths=./controllers/... output:rbac:dir=config/rbac

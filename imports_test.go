@@ -208,6 +208,7 @@ var ours = map[string]string{
 	"hack/gotest":       "",
 	"hack/memscan":      "",
 	"hack/messages":     "",
+	"hack/pythonclient": "api/openapi",
 	"hack/reference":    "internal/cli internal/config",
 	"test/logtest":      "internal/offline internal/audit internal/audit/guard internal/audit/reader internal/audit/writer internal/authz internal/store internal/store/bolt internal/dualsig",
 	"test/otlptest":     "",
@@ -251,7 +252,7 @@ var vendors = map[string]string{
 	"github.com/wneessen/go-mail":     "internal/mail",
 	"go.yaml.in/yaml/v3":              "internal/config internal/cli/seal internal/compliance hack/reference",
 	"github.com/oapi-codegen/runtime": "api/openapi server",
-	"github.com/getkin/kin-openapi":   "server test/servertest",
+	"github.com/getkin/kin-openapi":   "server test/servertest hack/pythonclient",
 
 	"cloud.google.com/go/compute/metadata": "internal/google",
 	"golang.org/x/oauth2":                  "internal/google",

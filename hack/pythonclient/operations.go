@@ -334,16 +334,6 @@ func signature(arguments []argument) string {
 	return brackets(all, 8, 4)
 }
 
-// brackets returns what stands between brackets: in one line, or in a line for each item.
-func brackets(items []string, indent, end int) string {
-	line := strings.Join(items, ", ")
-	if len(line) <= 50 && !strings.Contains(line, "\n") {
-		return line
-	}
-	margin := "\n" + strings.Repeat(" ", indent)
-	return margin + strings.Join(items, ","+margin) + ",\n" + strings.Repeat(" ", end)
-}
-
 func (o *operation) writeMethod(b *strings.Builder, name string, arguments []argument, answer, more, body string) {
 	fmt.Fprintf(b, "\n    def %s(%s) -> %s:\n", name, signature(arguments), answer)
 	b.WriteString(o.docstring(more))
