@@ -98,4 +98,5 @@ func TestPythonClientHasAWheel(t *testing.T) {
 	wheel := filepath.Join(dir, "latticekeep-2.0.0-py3-none-any.whl")
 	python(t, []string{"PYTHONPATH=" + wheel}, "-c",
 		"import latticekeep, pkgutil; assert pkgutil.get_data('latticekeep', 'py.typed') is not None; assert '.whl' in latticekeep.__file__")
+	python(t, nil, "-c", "import sys, zipfile; assert any(n.endswith('/LICENSE') for n in zipfile.ZipFile(sys.argv[1]).namelist())", wheel)
 }

@@ -29,9 +29,9 @@ type operation struct {
 	*openapi3.Operation
 	method, path string
 	parameters   openapi3.Parameters
-	schema       *openapi3.SchemaRef // of the body, nil for none
+	schema       *openapi3.SchemaRef // request body, nil for none
 	answer       answerKind
-	answerType   string // of JSON
+	answerType   string // schema of an answer in JSON
 	answerSchema *openapi3.Schema
 	isTagged     bool // the answer has an entity tag
 }
@@ -354,7 +354,7 @@ func (o *operation) docstring(more string) string {
 		}
 	}
 	isAccess := func(text string) bool {
-		return strings.HasPrefix(text, "Scope:") || strings.HasPrefix(text, "No authentication")
+		return strings.HasPrefix(text, "Scope:") || strings.HasPrefix(text, "No scope") || strings.HasPrefix(text, "No authentication")
 	}
 	if !isAccess(paragraphs[0]) {
 		add(paragraphs[0])

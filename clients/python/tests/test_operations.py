@@ -28,6 +28,6 @@ def methods(kind: type) -> Set[str]:
 def test_every_operation_has_a_method(client: Client, kind: type) -> None:
     contract = client.v1.get_contract() if kind is V1 else client.v2.get_contract()
     ids = operations(contract)
-    assert len(ids) == len(re.findall(r"^    (?:get|post|put|patch|delete):$", contract, re.MULTILINE))
+    assert len(ids) == len(re.findall(r"^    (?:get|post|put|patch|delete):$", contract, re.M))
     assert {snake(i) for i in ids} == methods(kind)
     assert all(getattr(kind, name).__doc__ for name in methods(kind))

@@ -75,7 +75,8 @@ class Client:
         session = Session(lambda refresh: self.v2._exchange(refresh))
         self.v1 = OperationsV1(transport(lambda: bearer))
         # Never both: the server treats a request with two credentials as one without any.
-        self.v2 = V2(transport(lambda: session.tokens()[0] or header, session.renew), session, plain_http)
+        second = transport(lambda: session.tokens()[0] or header, session.renew)
+        self.v2 = V2(second, session, plain_http)
 
     def __repr__(self) -> str:
         return f"<latticekeep.Client of {self._base}>"
@@ -107,7 +108,8 @@ class V2(OperationsV2):
     def login(self, *, email: str, password: str) -> TokenAnswer:
         """Begin a session. From then on the methods of version 2 act as the user."""
         body = {"email": email, "password": password}
-        answer, refresh = self._tokens(Call("POST", "/api/v2/auth/login", body=body, anonymous=True))
+        call = Call("POST", "/api/v2/auth/login", body=body, anonymous=True)
+        answer, refresh = self._tokens(call)
         self._session.begin(answer["access_token"], refresh)
         return answer
 
@@ -174,7 +176,8 @@ class V2(OperationsV2):
         return AuditTail(self._transport.send(call), last_event_id)
 
     def _exchange(self, refresh: str) -> Tokens:
-        return self._tokens(Call("POST", "/api/v2/auth/refresh", anonymous=True, refresh_token=refresh))
+        call = Call("POST", "/api/v2/auth/refresh", anonymous=True, refresh_token=refresh)
+        return self._tokens(call)
 
     def _tokens(self, call: Call) -> Tokens:
         """Send a call whose answer contains both tokens."""
@@ -267,5 +270,5 @@ def _checked_url(text: str, plain_http: bool) -> urllib.parse.SplitResult:
     if url.username is not None or url.password is not None:
         raise ValueError("the URL has a user: leave it out")
     if url.scheme == "http" and not plain_http and not is_loopback(url.hostname or ""):
-        raise ValueError("plain HTTP shows every secret to the network: use https, or plain_http=True")
+        raise ValueError("plain HTTP shows every secret on the way: use https, or plain_http=True")
     return url

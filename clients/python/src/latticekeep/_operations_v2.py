@@ -1008,6 +1008,8 @@ class OperationsV2:
 
         Sets another password and ends the user's other sessions. 403: the current password is
         wrong.
+
+        No scope is needed. For users alone: no API key is accepted.
         """
         call = Call(
             "POST",
@@ -1023,6 +1025,8 @@ class OperationsV2:
         """End one of the own sessions.
 
         Its tokens are worthless at once. The current session can be ended too.
+
+        No scope is needed. For users alone: no API key is accepted.
         """
         call = Call(
             "DELETE",
@@ -1035,6 +1039,8 @@ class OperationsV2:
         """Who am I?
 
         The caller, its scopes and its tenant, and for a user the user. Any caller may ask.
+
+        No scope is needed.
         """
         call = Call("GET", "/api/v2/auth/me")
         return cast(AccountAnswer, self._transport.json(call))
@@ -1043,6 +1049,8 @@ class OperationsV2:
         """List the own sessions.
 
         The sessions of the user who asks, the current one included.
+
+        No scope is needed. For users alone: no API key is accepted.
         """
         call = Call("GET", "/api/v2/auth/sessions")
         return cast(SessionList, self._transport.json(call))
@@ -1096,6 +1104,8 @@ class OperationsV2:
         Mails a new token to the caller's address; an earlier one is worthless then. It needs no
         body. When the address is verified already, or was mailed to a moment ago, nothing is
         sent, and the answer is the same.
+
+        No scope is needed. For users alone: no API key is accepted.
         """
         call = Call("POST", "/api/v2/auth/resend-verification")
         return cast(EmptyAnswer, self._transport.json(call))
@@ -1282,6 +1292,8 @@ class OperationsV2:
         is there. With `subject`, which takes `account:admin`, it judges for somebody else; of a
         ServiceAccount it judges the policies only, since the cluster decides on its scopes.
         Without `account:admin` the answer has no `reason`. 404: no such subject.
+
+        No scope is needed. It may be repeated after an answer that was lost.
         """
         call = Call(
             "POST",

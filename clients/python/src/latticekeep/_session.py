@@ -8,7 +8,7 @@ from typing import Callable, Optional, Tuple
 
 from ._transport import Credential
 from ._types_v2 import TokenAnswer
-from .errors import UnauthenticatedError
+from .errors import ConnectionLostError, UnauthenticatedError
 
 Tokens = Tuple[TokenAnswer, str]
 """An answer with the access token, and the refresh token."""
@@ -90,7 +90,9 @@ class Session:
                 tokens = self._exchange(refresh)
             except BaseException as error:
                 self._finish(refresh, future, None, isinstance(error, UnauthenticatedError))
-                future.set_exception(error)
+                # An interrupt is for this thread alone.
+                is_shared = isinstance(error, Exception)
+                future.set_exception(error if is_shared else ConnectionLostError("interrupted"))
                 raise
             self._finish(refresh, future, tokens, False)
             future.set_result(tokens)

@@ -208,7 +208,7 @@ class Transport:
             headers[who.header] = who.value
         for value in headers.values():
             if not re.fullmatch(r"[\t\x20-\x7e]*", value):
-                raise InvalidError("making the request: a header has a character that is not allowed")
+                raise InvalidError("making the request: a header is not printable ASCII")
         timeout = None if call.lasting else self._timeout
         try:
             return self._connections.send(
@@ -227,8 +227,6 @@ class Transport:
         if call.body is not None:
             body = json.dumps(call.body, allow_nan=False).encode()
             headers["Content-Type"] = "application/json"
-        elif call.method in ("POST", "PUT", "PATCH"):
-            headers["Content-Length"] = "0"
         url = urllib.parse.urlsplit(call.url or self._base)
         target = url.path
         query = url.query
@@ -239,7 +237,7 @@ class Transport:
         if query:
             target += "?" + query
         if not re.fullmatch(r"[\x21-\x7e]+", target):
-            raise InvalidError("making the request: the URL has a character that is not allowed")
+            raise InvalidError("making the request: the URL is not printable ASCII")
         return _Request(address_of(url), target, headers, body)
 
     def _failure(self, answer: Answer) -> LatticekeepError:
@@ -288,7 +286,8 @@ def new_idempotency_key() -> str:
 
 
 def address_of(url: urllib.parse.SplitResult) -> Address:
-    return Address(url.scheme, url.hostname or "", url.port or (443 if url.scheme == "https" else 80))
+    usual = 443 if url.scheme == "https" else 80
+    return Address(url.scheme, url.hostname or "", url.port or usual)
 
 
 def _escaped_path(call: Call) -> str:
