@@ -46,6 +46,7 @@ class Reply(NamedTuple):
     headers: Dict[str, str] = {}
     cut: int = 0  # bytes at the end that are announced and not sent
     text: str = ""  # in place of the body
+    closes: bool = False  # the connection afterwards, without saying so
 
 
 class Stub:
@@ -78,7 +79,7 @@ class Stub:
                 self.send_header("Content-Length", str(len(body) + reply.cut))
                 self.end_headers()
                 self.wfile.write(body)
-                if reply.cut:
+                if reply.cut or reply.closes:
                     self.close_connection = True
 
             do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_CONNECT = answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import select
 import socket
 import threading
 import traceback
@@ -189,6 +190,28 @@ def test_one_refresh_serves_all_calls_in_flight(stub: Start) -> None:
     assert not any("X-API-Key" in s.headers for s in server.sent)
 
 
+def test_a_call_that_is_refused_late_takes_the_new_token(stub: Start) -> None:
+    door, has_come, may_go = Door(), threading.Event(), threading.Event()
+
+    def answer(sent: Sent) -> Reply:
+        if sent.target.endswith("/me") and not may_go.is_set():
+            has_come.set()
+            may_go.wait()
+            return refusal(401)
+        return door(sent)
+
+    client = stub(by=answer).client()
+    client.v2.login(email="e", password="p")
+    late = threading.Thread(target=client.v2.get_account)
+    late.start()
+    has_come.wait()
+    door.valid = "none"
+    client.v2.list_keys()
+    may_go.set()
+    late.join()
+    assert door.refreshed == ["refreshToken=refresh-1"]
+
+
 def test_a_401_that_the_new_token_does_not_cure_is_final(stub: Start) -> None:
     door = Door()
     server = stub(by=lambda s: refusal(401) if s.target.endswith("/keys") else door(s))
@@ -251,6 +274,20 @@ def test_a_call_never_changes_its_principal(stub: Start) -> None:
     assert [s.target.rsplit("/", 1)[1] for s in server.sent] == ["login", "keys", "login"]
 
 
+def test_a_repeated_call_keeps_its_principal(stub: Start) -> None:
+    door = Door()
+    answers = [refusal(429), OK]
+    server = stub(by=lambda s: answers.pop(0) if s.target.endswith("/keys") else door(s))
+
+    def sign_in(_: float) -> None:
+        client.v2.login(email="e", password="p")
+
+    client = Client(server.url, api_key="lk_live_test", sleep=sign_in)
+    create(client)
+    assert [s.headers.get("X-API-Key") for s in server.sent] == ["lk_live_test", None, "lk_live_test"]
+    assert "Authorization" not in server.sent[-1].headers
+
+
 def test_redirects_are_not_followed(stub: Start) -> None:
     elsewhere = stub(OK)
     server = stub(Reply(307, {}, {"Location": elsewhere.url + "/"}))
@@ -261,9 +298,12 @@ def test_redirects_are_not_followed(stub: Start) -> None:
 
 def test_a_timeout_is_not_repeated() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        client = Client(f"http://127.0.0.1:{silent.getsockname()[1]}", api_key="k", timeout=0.05)
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        pauses: List[float] = []
+        client = Client(url, api_key="k", timeout=0.05, sleep=pauses.append)
         with pytest.raises(latticekeep.ConnectionLostError, match="timed out"):
             client.v2.list_keys()
+        assert pauses == []
 
 
 def test_nobody_listens() -> None:
@@ -281,12 +321,14 @@ def test_connections_are_used_again_until_the_server_closes_them(stub: Start) ->
     for _ in range(3):
         create(client)
     assert server.connections == 1
-    # A call that must not be repeated would fail on a connection that the server has closed.
-    server = stub(Reply(200, {}, {"Connection": "close"}), OK)
+    server = stub(Reply(200, {}, {"Connection": "close"}), Reply(200, closes=True), OK)
     client = server.client()
     create(client)
     create(client)
-    assert server.connections == 2
+    ((idle,),) = client._connections._idle.values()
+    select.select([idle.sock], [], [])  # until the server has closed it
+    create(client)  # it must not be repeated, so it would fail on that connection
+    assert server.connections == 3
 
 
 def test_an_answer_that_ends_early_is_no_answer(stub: Start) -> None:

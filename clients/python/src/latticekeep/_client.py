@@ -17,6 +17,8 @@ from ._transport import Call, Credential, Transport, decode, given
 from ._types_v2 import AuditEntry, EmptyAnswer, TokenAnswer
 from .errors import InvalidError, UnauthenticatedError
 
+_COMMENT_EVERY = 15.0  # seconds; a tail without news has a comment line so often
+
 
 class Client:
     """Talks to one deployment as one principal. Threads may share it.
@@ -172,6 +174,7 @@ class V2(OperationsV2):
             "/api/v2/audit/tail",
             query=given({"after": after, "wait": wait}),
             headers=given({"Last-Event-ID": last_event_id}),
+            silence=3 * _COMMENT_EVERY,
         )
         return AuditTail(self._transport.send(call), last_event_id)
 

@@ -88,6 +88,7 @@ class Call:
     anonymous: bool = False  # it carries no credential
     probe: bool = False  # it asks about the present moment and is never repeated
     lasting: bool = False  # its answer may take as long as it wants
+    silence: float = 0.0  # seconds without a byte that are usual, where the timeout may be less
     url: str = ""  # in place of base and path
     credential: Optional[Credential] = None  # carried without renewal
     refresh_token: str = ""
@@ -209,7 +210,7 @@ class Transport:
         for value in headers.values():
             if not re.fullmatch(r"[\t\x20-\x7e]*", value):
                 raise InvalidError("making the request: a header is not printable ASCII")
-        timeout = None if call.lasting else self._timeout
+        timeout = None if call.lasting else max(self._timeout, call.silence)
         try:
             return self._connections.send(
                 request.address, call.method, request.target, headers, request.body, timeout
