@@ -305,6 +305,7 @@ class _AccountAnswerRequired(TypedDict):
 
 
 class AccountAnswer(_AccountAnswerRequired, total=False):
+    server: ServerInfo
     user: User
 
 
@@ -629,9 +630,9 @@ class Credential(_CredentialRequired, total=False):
     description: str
     """What it is for. Lists, metadata and `PATCH …/details` have it."""
     last_read_at: str
-    """When the hour began in which its values were read last. The metadata of one and the order
-    `last_read` have it. Absent for one that was never read, or only by a release that did not
-    note it.
+    """When the hour began in which its values were read last. The metadata of one and lists with a
+    `limit` have it. Absent for one that was never read, or only by a release that did not note
+    it.
     """
     never_expires: bool
     """It never expires. Absent otherwise."""
@@ -665,9 +666,9 @@ class CredentialAnswer(_CredentialAnswerRequired, total=False):
     description: str
     """What it is for. Lists, metadata and `PATCH …/details` have it."""
     last_read_at: str
-    """When the hour began in which its values were read last. The metadata of one and the order
-    `last_read` have it. Absent for one that was never read, or only by a release that did not
-    note it.
+    """When the hour began in which its values were read last. The metadata of one and lists with a
+    `limit` have it. Absent for one that was never read, or only by a release that did not note
+    it.
     """
     never_expires: bool
     """It never expires. Absent otherwise."""
@@ -683,6 +684,10 @@ class _CredentialListRequired(TypedDict):
 
 
 class CredentialList(_CredentialListRequired, total=False):
+    folders: List[str]
+    """The folders of the page, when `delimiter` asks for them: what the names in each begin with,
+    in Unicode's form C.
+    """
     next_cursor: str
     """The `cursor` of the next page; absent on the last."""
     total: int
@@ -1583,6 +1588,13 @@ class SealingKeyUse(TypedDict):
     """How many objects of the tenant have values that are sealed for it."""
     state: Literal["current", "former", "unknown"]
     """A former one opens unless it was retired; an unknown one is none of this deployment's."""
+
+
+class ServerInfo(TypedDict):
+    """What answers."""
+    documentation: str
+    version: str
+    """The version of the program, or the commit that it was built from."""
 
 
 class Session(TypedDict):
