@@ -18,11 +18,15 @@ const scopes = ['Strict', 'Namespace', 'Cluster'];
 // verified has the keys that came out of readSealingKey: sealManifest takes no others.
 const verified = new WeakSet();
 
-// readSealingKey reads the document of GET /api/v2/sealing-key, as text or parsed, and
-// verifies it: its form is the canonical one, its key_id that of its key, and its
-// signature that of the identity inside it. It resolves to {suite, keyID, createdAt,
-// identity}, identity being the fingerprint of who signed it: whose that is, somebody
-// has to compare with what reached them another way. Error: why it is refused.
+/**
+ * readSealingKey reads the document of GET /api/v2/sealing-key, as text or parsed, and
+ * verifies it: its form is the canonical one, its key_id that of its key, and its
+ * signature that of the identity inside it. It resolves to {suite, keyID, createdAt,
+ * identity}, identity being the fingerprint of who signed it: whose that is, somebody
+ * has to compare with what reached them another way. Error: why it is refused.
+ * @param {string | object} document
+ * @returns {Promise<SealingKey>}
+ */
 export async function readSealingKey(document) {
   const text = typeof document === 'string' ? document : JSON.stringify(document);
   if (!text?.isWellFormed() || utf8(text).length > maxDocument) throw new Error('This is not a sealing key document: fetch it again.');
@@ -41,13 +45,13 @@ export async function readSealingKey(document) {
     version: 1, suite: d.suite, key_id: d.key_id, public_key: d.public_key, created_at: d.created_at,
     identity: {algorithm: d.identity?.algorithm, public_key: d.identity?.public_key}, signature: d.signature,
   });
-  const compact = text.replace(/("(?:[^"\\]|\\.)*")|[ \t\r\n]+/g, (_, string) => string ?? '');
+  const compact = text.replace(/("(?:[^"\\]|\\.)*")|[ \t\r\n]+/g, (/** @type {string} */ _, /** @type {string | undefined} */ string) => string ?? '');
   const publicKey = fromBase64(d.public_key), identityKey = fromBase64(d.identity?.public_key), signature = fromBase64(d.signature);
   if (canonical !== compact || !publicKey || !identityKey || !signature) {
     throw new Error('The sealing key document was changed since it was written: fetch it again.');
   }
   if (d.identity.algorithm !== identityAlgorithm) throw new Error(`The sealing key document's identity algorithm is not ${identityAlgorithm}.`);
-  const suite = Object.hasOwn(suites, d.suite) && suites[d.suite];
+  const suite = Object.hasOwn(suites, d.suite) && suites[/** @type {keyof typeof suites} */ (d.suite)];
   if (!suite) throw new Error(`The sealing key document's suite is none of ${Object.keys(suites).join(' and ')}: load the page anew.`);
   if (publicKey.length !== suite.ek || !reduced(publicKey)) throw new Error('The sealing key document has no public key of its suite: fetch it again.');
   if (toHex(sha3_256(frame(d.suite, publicKey))) !== d.key_id) {
@@ -70,6 +74,7 @@ export async function readSealingKey(document) {
 
 // signed reports whether a signature is a key's. The library throws on what has not
 // the length of one.
+/** @type {(key: Uint8Array, context: string, message: Uint8Array, signature: Uint8Array) => boolean} */
 function signed(key, context, message, signature) {
   try {
     return ml_dsa65.verify(signature, message, key, {context: utf8(context)});
@@ -80,6 +85,7 @@ function signed(key, context, message, signature) {
 
 // reduced reports whether the ML-KEM-768 part of a key is: its 768 numbers of 12 bits
 // are below q (FIPS 203 §7.2).
+/** @param {Uint8Array} key */
 function reduced(key) {
   for (let i = 0; i < 1152; i += 3) {
     if ((key[i] | (key[i + 1] & 15) << 8) >= 3329 || (key[i + 1] >> 4 | key[i + 2] << 4) >= 3329) return false;
@@ -88,33 +94,44 @@ function reduced(key) {
 }
 
 // seconds reads YYYY-MM-DDTHH:MM:SSZ as Unix time, or returns null.
+/** @param {string} text */
 function seconds(text) {
   const at = new Date(text);
   return !Number.isNaN(at.getTime()) && at.toISOString() === text.replace('Z', '.000Z') ? at.getTime() / 1000 : null;
 }
 
-// Invalid has the problems of what was to be sealed: field as sealManifest names it,
-// dataKey where it is of one value, and message with the remedy. It never has a value.
+/**
+ * Invalid has the problems of what was to be sealed: field as sealManifest names it,
+ * dataKey where it is of one value, and message with the remedy. It never has a value.
+ */
 export class Invalid extends Error {
+  /** @param {Problem[]} problems */
   constructor(problems) {
     super(problems.map(p => p.message).join(' '));
     this.problems = problems;
   }
 }
 
-// sealManifest seals values and returns the manifest as YAML.
-//
-//   key             of readSealingKey
-//   namespace       of the object; may be empty with scope Cluster only
-//   name            of the object
-//   credentialType  such as database
-//   scope           Strict (this object only, the default), Namespace or Cluster
-//   values          pairs of data key and value, as an array, Map or object; a value
-//                   is text, which is sealed as UTF-8, or a Uint8Array
-//   ttlDays         optional; the cluster's default is 90
-//   now             optional; when the values count as sealed
-//
-// Error: Invalid.
+/**
+ * sealManifest seals values and returns the manifest as YAML.
+ *
+ *   key             of readSealingKey
+ *   namespace       of the object; may be empty with scope Cluster only
+ *   name            of the object
+ *   credentialType  such as database
+ *   scope           Strict (this object only, the default), Namespace or Cluster
+ *   values          pairs of data key and value, as an array, Map or object; a value
+ *                   is text, which is sealed as UTF-8, or a Uint8Array
+ *   ttlDays         optional; the cluster's default is 90
+ *   now             optional; when the values count as sealed
+ *
+ * Error: Invalid.
+ * @param {{
+ *   key: SealingKey, namespace?: string, name: string, credentialType: string, scope?: string,
+ *   values: [string, Value][] | Map<string, Value> | Record<string, Value>, ttlDays?: number | undefined, now?: Date,
+ * }} given
+ * @returns {string}
+ */
 export function sealManifest({key, namespace = '', name, credentialType, scope = 'Strict', values, ttlDays, now = new Date()}) {
   if (!verified.has(key)) throw new Error('The sealing key was not verified: read it with readSealingKey.');
   const pairs = Array.isArray(values) || values instanceof Map ? [...values] : Object.entries(values ?? {});
@@ -153,8 +170,17 @@ export function sealManifest({key, namespace = '', name, credentialType, scope =
 
 // check returns the values as bytes by data key, in the order of the keys. Error:
 // Invalid with all that is wrong.
+/**
+ * @param {{
+ *   namespace: string, name: string, credentialType: string, scope: string, pairs: [string, Value][], ttlDays: number | undefined,
+ *   suite: {enc: number},
+ * }} given
+ * @returns {[string, Uint8Array][]}
+ */
 function check({namespace, name, credentialType, scope, pairs, ttlDays, suite}) {
+  /** @type {Problem[]} */
   const problems = [];
+  /** @type {(field: string, message: string, dataKey?: string) => unknown} */
   const add = (field, message, dataKey) => problems.push(dataKey === undefined ? {field, message} : {field, dataKey, message});
 
   if (!isSubdomain(name)) add('name', "The name is not one for an object: 1 to 253 lower-case letters, digits, '-' and '.', each part beginning and ending with a letter or digit.");
@@ -169,6 +195,7 @@ function check({namespace, name, credentialType, scope, pairs, ttlDays, suite}) 
   if (!scopes.includes(scope)) add('scope', 'The scope is none of Strict, Namespace and Cluster.');
   if (pairs.length < 1 || pairs.length > maxValues) add('values', `There are ${pairs.length} values; an object has 1 to ${maxValues}.`);
 
+  /** @type {Map<string, Value>} */
   const plain = new Map();
   let total = 0;
   for (const [dataKey, value] of pairs) {
@@ -190,6 +217,7 @@ function check({namespace, name, credentialType, scope, pairs, ttlDays, suite}) 
   return [...plain].sort(([a], [b]) => a < b ? -1 : 1).map(([k, v]) => [k, typeof v === 'string' ? utf8(v) : v.slice()]);
 }
 
+/** @param {string} text */
 const utf8Length = text => {
   let n = 0;
   for (const c of text) n += c < '\u0080' ? 1 : c < '\u0800' ? 2 : c.length === 2 ? 4 : 3;
@@ -197,12 +225,26 @@ const utf8Length = text => {
 };
 
 // isLabel and isSubdomain are Kubernetes' rules of names (RFC 1123).
+/** @param {string} s */
 const isLabel = s => typeof s === 'string' && s.length <= 63 && /^[a-z0-9]([-a-z0-9]*[a-z0-9])?$/.test(s);
+/** @param {string} s */
 const isSubdomain = s => typeof s === 'string' && s.length <= 253 && /^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$/.test(s);
 
 // scalar writes a string so that every reader of YAML sees a string: as it is when
 // nothing else could be meant, and otherwise as JSON, which YAML takes.
+/** @param {string} text */
 function scalar(text) {
   const word = /^(y|n|yes|no|on|off|true|false|null)$/i;
   return /^[A-Za-z][-._A-Za-z0-9]*$/.test(text) && !word.test(text) ? text : JSON.stringify(text);
 }
+
+// ---- types
+
+/**
+ * @typedef {{
+ *   readonly suite: keyof typeof suites, readonly keyID: string, readonly publicKey: readonly number[], readonly createdAt: string,
+ *   readonly identity: string,
+ * }} SealingKey
+ * @typedef {string | Uint8Array} Value
+ * @typedef {{field: string, message: string, dataKey?: string}} Problem
+ */
