@@ -9,13 +9,13 @@ import {Transport, refreshCookie, sleep, type Call, type Platform} from './trans
 /** Settings of a {@link Client}. All of them may be left out. */
 export interface Options extends Partial<Platform> {
   /** The API key that calls carry. */
-  apiKey?: string;
+  apiKey?: string | undefined;
   /** How many times a call may be repeated. The default is 4; 0 sends each call once. */
-  retries?: number;
+  retries?: number | undefined;
   /** How long one attempt may take, in milliseconds. The default is slightly longer than the server's own limit. Streams have none. */
-  timeout?: number;
+  timeout?: number | undefined;
   /** Allows plain HTTP to a host that is not loopback. Credentials and secrets then cross the network unencrypted. */
-  plainHTTP?: boolean;
+  plainHTTP?: boolean | undefined;
 }
 
 const defaultRetries = 4, defaultTimeout = 65_000;
