@@ -105,10 +105,8 @@ export class Transport {
   }
 
   async #sendOnce(url: string, body: string | undefined, call: Call, who: Credential | undefined): Promise<Response | LatticekeepError> {
-    const headers = new Headers({'User-Agent': 'latticekeep-typescript', ...call.headers});
+    const headers = headersOf(call, who);
     if (body !== undefined) headers.set('Content-Type', 'application/json');
-    if (who) headers.set(who.header, who.value);
-    if (call.refreshToken) headers.set('Cookie', `${refreshCookie}=${call.refreshToken}`);
     const timeout = call.isLasting ? undefined : AbortSignal.timeout(this.#o.timeout);
     const signals = [call.signal, timeout].filter(s => s !== undefined);
     call.signal?.throwIfAborted();
@@ -182,6 +180,18 @@ function escapedPath(path: string, ids: Call['ids']): string {
     if (id === '.' || id === '..' || !id.isWellFormed()) throw invalid(`making the request: ${name} cannot be an id or a name`);
     return encodeURIComponent(id);
   });
+}
+
+function headersOf(call: Call, who: Credential | undefined): Headers {
+  try {
+    const headers = new Headers({'User-Agent': 'latticekeep-typescript', ...call.headers});
+    if (who) headers.set(who.header, who.value);
+    if (call.refreshToken) headers.set('Cookie', `${refreshCookie}=${call.refreshToken}`);
+    return headers;
+  } catch {
+    // The platform's own error repeats the value, which may be the API key.
+    throw invalid('making the request: the API key or another header has a character that HTTP does not allow');
+  }
 }
 
 function queryString(query: Call['query']): string {

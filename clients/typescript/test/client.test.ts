@@ -98,6 +98,14 @@ test('errors say what is to be done and nothing of the request', async () => {
   assert.ok((await failure(new Wire(() => new Response(half)).client().v2.getAccount())).isNoAnswer);
 });
 
+test('an error does not repeat an API key that cannot be sent', async () => {
+  const wire = new Wire(() => success());
+  const error = await failure(wire.client({apiKey: 'lk_live_\nsecret'}).v2.getAccount());
+  assert.ok(error.isInvalid);
+  assert.doesNotMatch(String(error.stack), /secret/);
+  assert.equal(wire.sent.length, 0);
+});
+
 test('redirects are not followed', async () => {
   const wire = new Wire(() => new Response(null, {status: 307, headers: {Location: 'https://elsewhere.example.org/'}}));
   assert.equal((await failure(wire.client().v2.getAccount())).status, 307);
