@@ -253,6 +253,8 @@ func (s *server) environment() []string {
 // wantEveryOperation compares the operations that were called with the contracts.
 func (s *server) wantEveryOperation() {
 	s.T.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	contract := s.Client.Transport.(*servertest.Contract)
 	for version, doc := range map[string]servertest.Document{"v1 ": contract.V1, "v2 ": contract.V2} {
 		for _, item := range doc.Paths.Map() {

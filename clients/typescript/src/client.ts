@@ -253,7 +253,7 @@ function sessionMethods(transport: Transport, session: Session): object {
 
 /** Exchanges the refresh token for new tokens. */
 function exchange(transport: Transport, refreshToken: string, now: () => number): Promise<Tokens> {
-  const call = callOf(tables.v2.refreshSession, {signal: AbortSignal.timeout(renewTimeout)});
+  const call = callOf(tables.v2.refreshSession, {});
   return tokensOf(transport, {...call, isAnonymous: true, refreshToken, until: now() + renewTimeout});
 }
 

@@ -36,7 +36,7 @@ export interface Call {
   /** The call carries this credential, and a 401 does not renew the session. */
   readonly credential?: Credential | undefined;
   readonly refreshToken?: string;
-  /** No pause may last beyond this time, in milliseconds since 1970. */
+  /** No attempt and no pause may last beyond this time, in milliseconds since 1970. */
   readonly until?: number;
 }
 
@@ -107,7 +107,9 @@ export class Transport {
   async #sendOnce(url: string, body: string | undefined, call: Call, who: Credential | undefined): Promise<Response | LatticekeepError> {
     const headers = headersOf(call, who);
     if (body !== undefined) headers.set('Content-Type', 'application/json');
-    const timeout = call.isLasting ? undefined : AbortSignal.timeout(this.#o.timeout);
+    const {now, timeout: limit} = this.#o;
+    const time = Math.max(0, call.until === undefined ? limit : Math.min(limit, call.until - now()));
+    const timeout = call.isLasting ? undefined : AbortSignal.timeout(time);
     const signals = [call.signal, timeout].filter(s => s !== undefined);
     call.signal?.throwIfAborted();
     try {
@@ -118,7 +120,7 @@ export class Transport {
       });
     } catch (error) {
       call.signal?.throwIfAborted();
-      if (timeout?.aborted) throw noAnswer(`calling the server: no answer came within ${this.#o.timeout / 1000} s`);
+      if (timeout?.aborted) throw noAnswer(`calling the server: no answer came within ${time / 1000} s`);
       return noAnswer('calling the server: no answer came', error);
     }
   }

@@ -3,7 +3,7 @@ import {readFileSync} from 'node:fs';
 import test from 'node:test';
 import {parse} from 'yaml';
 import {Client, LatticekeepError} from '@latticekeep/client';
-import {Wire, broken, refusal, success} from './wire.js';
+import {Wire, broken, refusal, silent, success} from './wire.js';
 
 const id = {path: {credential_id: 'cred_1'}};
 const seal = {body: {name: 'db', credential_type: 'database', values: {password: 'v'}}};
@@ -194,17 +194,9 @@ test('a signal ends attempts and pauses', async () => {
 });
 
 test('an attempt ends by itself, and is not repeated', async () => {
-  let attempts = 0;
-  const client = new Client('https://vault.example.org', {timeout: 1, fetch: (_, init) => new Promise((_, reject) => {
-    attempts++;
-    const busy = setInterval(() => {}, 1000); // as a connection keeps a process
-    init?.signal?.addEventListener('abort', () => {
-      clearInterval(busy);
-      reject(init.signal?.reason);
-    });
-  })});
-  const error = await failure(client.v2.getAccount());
-  assert.deepEqual([error.isNoAnswer, attempts], [true, 1]);
+  const wire = new Wire(silent);
+  const error = await failure(wire.client({timeout: 1}).v2.getAccount());
+  assert.deepEqual([error.isNoAnswer, wire.sent.length], [true, 1]);
 });
 
 test('the base URL must keep secrets', () => {
@@ -252,6 +244,28 @@ test('leaving the tail closes it', async () => {
   })));
   for await (const _ of wire.client().v2.tailAuditLog()) break;
   assert.ok(cancelled);
+});
+
+test('a stream has no limit of time, and says when it is cut short or given up', async () => {
+  const half = () => new Response(new ReadableStream({
+    pull(controller) {
+      controller.enqueue(Uint8Array.of(1));
+      queueMicrotask(() => controller.error(broken()));
+    },
+  }));
+  const signals: unknown[] = [];
+  const {v2} = new Client('https://vault.example.org', {fetch: async (_, init) => {
+    signals.push(init?.signal);
+    return half();
+  }});
+  const cut = await v2.exportAuditLog();
+  assert.ok((await failure(new Response(cut).arrayBuffer())).isNoAnswer);
+  assert.deepEqual(signals, [undefined]);
+
+  const controller = new AbortController();
+  const left = await v2.takeBackup({body: {recipient: 'age1pq'}, signal: controller.signal});
+  controller.abort(new Error('no longer needed'));
+  await assert.rejects(new Response(left).arrayBuffer(), /no longer needed/);
 });
 
 test('a report is downloaded without a credential, from where its URL says', async () => {
@@ -363,6 +377,29 @@ test('a call does not go on as another principal', async () => {
   assert.ok((await old).isUnauthenticated);
   assert.deepEqual([users.refreshes, users.sentTo('/api/v2/auth/me')], [0, 1]);
   await v2.getAccount();
+});
+
+test('a call that waits keeps its principal', async () => {
+  let busy = true;
+  const wire = new Wire(() => busy ? refusal(429, {'Retry-After': '5'}) : success({access_token: 'a'}, {'Set-Cookie': 'refreshToken=r'}));
+  const {v2} = wire.client({sleep: async () => {
+    if (!busy) return;
+    busy = false;
+    await v2.login(login);
+  }});
+  await v2.getAccount(); // begun with the API key
+  assert.deepEqual(wire.sent.map(r => [r.url.pathname, r.headers.get('X-API-Key')]), [
+    ['/api/v2/auth/me', 'lk_live_test'], ['/api/v2/auth/login', null], ['/api/v2/auth/me', 'lk_live_test'],
+  ]);
+  await v2.getAccount();
+  assert.equal(wire.sent.at(-1)?.headers.get('Authorization'), 'Bearer a');
+});
+
+test('a renewal that gets no answer says so', async () => {
+  const {users, v2} = await signedIn({timeout: 1});
+  users.expire();
+  users.refuse = silent;
+  assert.ok((await failure(v2.getAccount())).isNoAnswer);
 });
 
 test('a renewal that fails for a passing reason is told, and tried again by the next call', async () => {

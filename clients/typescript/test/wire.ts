@@ -1,4 +1,5 @@
 // A network in memory, so that no test waits: pauses are noted and take no time.
+import {after} from 'node:test';
 import {Client, type Options} from '@latticekeep/client';
 
 export interface Sent {
@@ -25,13 +26,15 @@ export class Wire {
     return new Client('https://vault.example.org/', {
       apiKey: 'lk_live_test', now: () => this.now,
       fetch: async (input, init) => {
-        init?.signal?.throwIfAborted();
+        const signal = init?.signal;
+        signal?.throwIfAborted();
         const request = {
           method: init?.method ?? 'GET', url: new URL(String(input)), headers: new Headers(init?.headers), body: String(init?.body ?? ''),
         };
         this.sent.push(request);
-        const answer = await this.#answer(request, this.sent.length);
-        init?.signal?.throwIfAborted();
+        const aborted = new Promise<never>((_, reject) => signal?.addEventListener('abort', () => reject(signal.reason)));
+        const answer = await Promise.race([this.#answer(request, this.sent.length), aborted]);
+        signal?.throwIfAborted();
         return answer;
       },
       sleep: async (milliseconds, signal) => {
@@ -43,6 +46,12 @@ export class Wire {
     });
   }
 }
+
+/** An answer that does not come. As a real connection does, it keeps the process. */
+export const silent = () => new Promise<Response>(() => { intervals.push(setInterval(() => {}, 1000)); });
+
+const intervals: NodeJS.Timeout[] = [];
+after(() => intervals.forEach(clearInterval));
 
 export const success = (fields: object = {}, headers: Record<string, string> = {}) => Response.json({success: true, ...fields}, {headers});
 
