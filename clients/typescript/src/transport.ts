@@ -74,9 +74,14 @@ export class Transport {
     for (let attempt = 0; ; attempt++) {
       let outcome = await this.#sendOnce(url, body, call, who);
       if (renewable && who && !(outcome instanceof LatticekeepError) && outcome.status === 401) {
-        const renewed = await renew(who, call.signal).catch(unlessUnauthenticated);
+        const refused = outcome;
+        const renewed = await renew(who, call.signal).catch((error: unknown) => {
+          if (error instanceof LatticekeepError && error.isUnauthenticated) return undefined; // the session has ended: the 401 is the answer
+          discard(refused);
+          throw error;
+        });
         if (renewed) {
-          discard(outcome);
+          discard(refused);
           who = renewed;
           outcome = await this.#sendOnce(url, body, call, who);
         }
@@ -107,14 +112,14 @@ export class Transport {
   async #sendOnce(url: string, body: string | undefined, call: Call, who: Credential | undefined): Promise<Response | LatticekeepError> {
     const headers = headersOf(call, who);
     if (body !== undefined) headers.set('Content-Type', 'application/json');
-    const {now, timeout: limit} = this.#o;
+    const {fetch, now, timeout: limit} = this.#o;
     const time = Math.max(0, call.until === undefined ? limit : Math.min(limit, call.until - now()));
     const timeout = call.isLasting ? undefined : AbortSignal.timeout(time);
     const signals = [call.signal, timeout].filter(s => s !== undefined);
     call.signal?.throwIfAborted();
     try {
       // The interface has no redirects, and one would take X-API-Key to another host.
-      return await this.#o.fetch(url, {
+      return await fetch(url, {
         method: call.method, headers, redirect: 'manual', credentials: 'omit',
         ...(body === undefined ? {} : {body}), ...(signals.length === 0 ? {} : {signal: AbortSignal.any(signals)}),
       });
@@ -137,11 +142,6 @@ export class Transport {
     if (!isSafe || wait > longestWait) return undefined;
     return wait > 0 ? wait + Math.random() * firstWait : backoff(attempt); // so that many clients do not return at the same instant
   }
-}
-
-/** Lets a call keep its 401 when its session has ended. */
-function unlessUnauthenticated(error: unknown): undefined {
-  if (!(error instanceof LatticekeepError && error.isUnauthenticated)) throw error;
 }
 
 function backoff(attempt: number): number {
