@@ -246,6 +246,7 @@ func (s *server) environment() []string {
 	return []string{
 		"LATTICEKEEP_URL=" + s.proxy.URL, "LATTICEKEEP_DIRECT_URL=" + s.URL, "LATTICEKEEP_CONTROL=" + s.control.URL,
 		"LATTICEKEEP_API_KEY=" + s.Key, "LATTICEKEEP_EMAIL=" + s.account.Email, "LATTICEKEEP_PASSWORD=" + s.account.Password,
+		"LATTICEKEEP_SYSTEM_KEY=" + s.SystemKey(), "LATTICEKEEP_RECIPIENT=" + servertest.BackupIdentity(s.T).Recipient().String(),
 		"LATTICEKEEP_LOG=" + s.Audit.Fingerprint(), "LATTICEKEEP_IDENTITY=" + s.Keys.Identity().ID(),
 	}
 }

@@ -80,6 +80,16 @@ test('a report is downloaded from its signed URL', options, async () => {
   await assert.rejects(v2.downloadReport(`${made.url}a`), fails(e => e.isForbidden));
 });
 
+test('an export and a backup are streams', options, async () => {
+  const operator = new Client(url, {apiKey: env('SYSTEM_KEY')});
+  const lines = new TextDecoder().decode(await read(await operator.v2.exportAuditLog())).trim().split('\n').map(line => JSON.parse(line));
+  assert.ok(lines.length > 1);
+  const key = await v2.getAuditPublicKey();
+  for (const entry of lines.filter(line => 'event_type' in line).slice(-5)) verifyEntry(entry, key);
+  const backup = await read(await operator.v2.takeBackup({body: {recipient: env('RECIPIENT')}}));
+  assert.match(new TextDecoder('latin1').decode(backup.subarray(0, 200)), /age-encryption/);
+});
+
 test('a session is renewed once for all calls in flight', options, async () => {
   const client = new Client(url);
   await assert.rejects(client.v2.getAccount(), fails(e => e.isUnauthenticated));
