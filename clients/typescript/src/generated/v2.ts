@@ -2945,7 +2945,7 @@ export interface components {
             tags?: string[];
             /**
              * Format: date-time
-             * @description When the hour began in which its values were read last. The metadata of one and the order `last_read` have it.
+             * @description When the hour began in which its values were read last. The metadata of one and lists with a `limit` have it.
              *     Absent for one that was never read, or only by a release that did not note it.
              */
             last_read_at?: string;
@@ -2991,7 +2991,7 @@ export interface components {
             tags?: string[];
             /**
              * Format: date-time
-             * @description When the hour began in which its values were read last. The metadata of one and the order `last_read` have it.
+             * @description When the hour began in which its values were read last. The metadata of one and lists with a `limit` have it.
              *     Absent for one that was never read, or only by a release that did not note it.
              */
             last_read_at?: string;
@@ -2999,6 +2999,13 @@ export interface components {
         CredentialList: {
             success: components["schemas"]["Succeeded"];
             credentials: components["schemas"]["Credential"][];
+            /**
+             * @description The folders of the page, when `delimiter` asks for them: what the names in each begin with, in Unicode's form C.
+             * @example [
+             *       "shop/prod/"
+             *     ]
+             */
+            folders?: string[];
             /** @description The `cursor` of the next page; absent on the last. */
             next_cursor?: string;
             /** @description How many credentials the whole list has, when it was asked for. */
@@ -3467,6 +3474,20 @@ export interface components {
             principal: components["schemas"]["Principal"];
             tenant: components["schemas"]["Tenant"];
             user?: components["schemas"]["User"];
+            server?: components["schemas"]["ServerInfo"];
+        };
+        /** @description What answers. */
+        ServerInfo: {
+            /**
+             * @description The version of the program, or the commit that it was built from.
+             * @example v2.0.0
+             */
+            version: string;
+            /**
+             * Format: uri
+             * @example https://github.com/latticekeep/latticekeep/blob/main/docs/
+             */
+            documentation: string;
         };
         Session: {
             session_id: string;
@@ -5161,6 +5182,13 @@ export interface operations {
                  * @example shop/prod/
                  */
                 prefix?: string;
+                /**
+                 * @description With `/`, the list has only what is directly under `prefix`, in the order of names: credentials, and in `folders` the
+                 *     folders there. `limit` counts both, `total` also what is in the folders. A folder has at least one credential that
+                 *     is selected and that the caller may see. With an order of times, and for a ServiceAccount, it is refused with 400.
+                 * @example /
+                 */
+                delimiter?: "/";
                 /**
                  * @description The order: `name`; `created` and `updated`, newest first; `expires`, soonest first; `last_read`, read last first
                  *     and what was never read last, exact to an hour. For some time after an upgrade from a release without `name`, that
@@ -8236,6 +8264,10 @@ export interface operations {
                      *         "role": "owner",
                      *         "email_verified": false,
                      *         "created_at": "2026-11-21T10:00:00Z"
+                     *       },
+                     *       "server": {
+                     *         "version": "v2.0.0",
+                     *         "documentation": "https://github.com/latticekeep/latticekeep/blob/main/docs/"
                      *       }
                      *     }
                      */
@@ -11471,6 +11503,12 @@ export interface operations {
                  * @example CREDENTIAL_UNSEALED
                  */
                 event_type?: components["schemas"]["EventType"];
+                /**
+                 * @description Only entries of some types: `changes` of what makes, changes or ends something that is kept, `secrets` of what gives
+                 *     somebody a plaintext. Attempts that were denied or failed are in it, too.
+                 * @example changes
+                 */
+                category?: "changes" | "secrets";
                 /** @description Only entries of the actor with this id. */
                 user_id?: string;
                 /** @description Only entries of the resource with this id, such as a credential. */
