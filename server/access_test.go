@@ -109,6 +109,7 @@ var access = map[string]string{
 	"v2 addGroupMember":    "account:admin",
 	"v2 removeGroupMember": "account:admin",
 	"v2 checkAccess":       "any!",
+	"v2 listPermitted":     "account:admin!",
 	"v2 tryAccessChange":   "account:admin!",
 	"v2 createAPIKey":      "account:admin",
 	"v2 listAPIKeys":       "account:admin!",

@@ -476,6 +476,10 @@ func (o *tour) membersThrough(t *testing.T) {
 	if judged.Groups != nil && !slices.Equal(*judged.Groups, []string{group.GroupId}) {
 		t.Errorf("%+v", judged)
 	}
+	permitted := answered(owner.V2.ListPermitted(ctx, v2.PermittedRequest{Path: "shop/a", Verb: "list"}))(t)
+	if !slices.ContainsFunc(permitted.Subjects, func(s v2.PermittedSubject) bool { return s.Kind == v2.PermittedSubjectKindUser && s.Name != nil }) {
+		t.Errorf("%+v", permitted)
+	}
 	if tried := answered(owner.V2.TryAccessChange(ctx, v2.AccessChange{Change: v2.AccessChangeChangeDeleteGroup, GroupId: &group.GroupId}))(t); len(tried.Losses) != 0 || tried.NextCursor != nil {
 		t.Errorf("%+v", tried)
 	}

@@ -37,7 +37,7 @@ var event = map[string]string{
 	"v2 testWebhook": "WEBHOOK_SENT", "v2 listDeliveries": "WEBHOOK_LISTED", "v2 resendDelivery": "WEBHOOK_SENT",
 	"v2 getSettings": "SETTINGS_READ", "v2 changeSettings": "SETTINGS_CHANGED",
 	"v2 listPolicies": "POLICY_LISTED", "v2 createPolicy": "POLICY_CREATED", "v2 getPolicy": "POLICY_LISTED", "v2 changePolicy": "POLICY_CHANGED",
-	"v2 deletePolicy": "POLICY_DELETED", "v2 bindPolicies": "POLICY_BOUND", "v2 unbindPolicies": "POLICY_UNBOUND", "v2 checkAccess": "ACCESS_CHECKED", "v2 tryAccessChange": "ACCESS_CHECKED",
+	"v2 deletePolicy": "POLICY_DELETED", "v2 bindPolicies": "POLICY_BOUND", "v2 unbindPolicies": "POLICY_UNBOUND", "v2 checkAccess": "ACCESS_CHECKED", "v2 tryAccessChange": "ACCESS_CHECKED", "v2 listPermitted": "ACCESS_CHECKED",
 	"v2 listGroups": "GROUP_LISTED", "v2 createGroup": "GROUP_CREATED", "v2 getGroup": "GROUP_LISTED", "v2 renameGroup": "GROUP_CHANGED",
 	"v2 deleteGroup": "GROUP_DELETED", "v2 addGroupMember": "GROUP_CHANGED", "v2 removeGroupMember": "GROUP_CHANGED",
 	"v2 createAPIKey": "API_KEY_CREATED", "v2 approveAPIKey": "API_KEY_APPROVED", "v2 listAPIKeys": "API_KEY_LISTED", "v2 revokeAPIKey": "API_KEY_REVOKED",

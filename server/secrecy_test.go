@@ -124,8 +124,8 @@ var mayReturn = map[string]string{
 	"v2 listPolicies": "name path", "v2 createPolicy": "name path", "v2 getPolicy": "name path", "v2 changePolicy": "name path",
 	"v2 listGroups": "name", "v2 createGroup": "name", "v2 getGroup": "name", "v2 renameGroup": "name", "v2 addGroupMember": "name", "v2 removeGroupMember": "name",
 	"v2 createAPIKey": "name", "v2 listAPIKeys": "name", "v2 createTenantAPIKey": "name",
-	"v2 getReviewNote": "note",
-	"v2 listTenants":   "name", "v2 createTenant": "name", "v2 activateTenant": "name", "v2 setTenantLimits": "name",
+	"v2 listPermitted": "name", "v2 getReviewNote": "note",
+	"v2 listTenants": "name", "v2 createTenant": "name", "v2 activateTenant": "name", "v2 setTenantLimits": "name",
 	"v2 resealManifest": "sealed", "v2 checkManifest": "message", // with the data keys of the values
 }
 

@@ -346,6 +346,11 @@ func (v *V2) TryAccessChange(ctx context.Context, r v2.AccessChange) (*v2.Access
 	return do[v2.AccessDryRun](ctx, v.transport, post("/api/v2/access/dry-run", r).repeatable())
 }
 
+// ListPermitted says who may do something on a path. It tells nothing of what is there.
+func (v *V2) ListPermitted(ctx context.Context, r v2.PermittedRequest) (*v2.PermittedList, error) {
+	return do[v2.PermittedList](ctx, v.transport, post("/api/v2/access/permitted", r).repeatable())
+}
+
 // CheckAccess judges whether a path may be reached. It tells nothing of what is there.
 func (v *V2) CheckAccess(ctx context.Context, r v2.AccessCheckRequest) (*v2.AccessJudgement, error) {
 	return do[v2.AccessJudgement](ctx, v.transport, post("/api/v2/access/check", r).repeatable())

@@ -235,7 +235,8 @@ const (
 	ChangeGroup        Action = "change_group" // its name and its members
 	DeleteGroup        Action = "delete_group"
 	CheckAccess        Action = "check_access"
-	TryAccess          Action = "try_access" // a dry run of a change of policies, bindings or groups
+	ListPermitted      Action = "list_permitted" // who may do something on a path
+	TryAccess          Action = "try_access"     // a dry run of a change of policies, bindings or groups
 	CreateAPIKey       Action = "create_api_key"
 	ListAPIKeys        Action = "list_api_keys"
 	ApproveAPIKey      Action = "approve_api_key" // only an owner, which internal/identity checks
@@ -335,6 +336,7 @@ var rules = map[Action]rule{
 	ChangeGroup:        {scope: AccountAdmin},
 	DeleteGroup:        {scope: AccountAdmin, trialed: true},
 	CheckAccess:        {trialed: true},
+	ListPermitted:      {scope: AccountAdmin, trialed: true},
 	TryAccess:          {scope: AccountAdmin, trialed: true},
 	CreateAPIKey:       {scope: AccountAdmin},
 	ListAPIKeys:        {scope: AccountAdmin, trialed: true},

@@ -24,7 +24,7 @@ var table = map[Action]string{
 	ReadSettings: "account:admin!", ChangeSettings: "account:admin",
 	ListPolicies: "account:admin!", CreatePolicy: "account:admin", ChangePolicy: "account:admin", DeletePolicy: "account:admin!",
 	ListGroups: "account:admin!", CreateGroup: "account:admin", ChangeGroup: "account:admin", DeleteGroup: "account:admin!",
-	BindPolicy: "account:admin", UnbindPolicy: "account:admin", CheckAccess: "any!", TryAccess: "account:admin!",
+	BindPolicy: "account:admin", UnbindPolicy: "account:admin", CheckAccess: "any!", ListPermitted: "account:admin!", TryAccess: "account:admin!",
 	CreateAPIKey: "account:admin", ListAPIKeys: "account:admin!", RevokeAPIKey: "account:admin!",
 	InviteMember: "account:admin", ListMembers: "account:admin!", ChangeMember: "account:admin", RemoveMember: "account:admin!",
 	RevokeInvitation: "account:admin!",

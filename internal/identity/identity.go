@@ -81,7 +81,7 @@ func newParts(s store.Store, guard *guard.Guard, keys *keyring.Ring, now func() 
 		outbox: outbox, passwords: hashes,
 	}
 	members := &members{d, tenants, users, grants, tickets, outbox}
-	people := access.People{Grantor: grants.currentRights, Subject: grants.subject, Withdraw: grants.withdraw}
+	people := access.People{Grantor: grants.currentRights, Subject: grants.subject, All: members.people, Withdraw: grants.withdraw}
 	return &Service{
 		deps: d, Service: administration, Access: access.NewService(policies, s, guard, rows, people, d.past, now), tenants: tenants, sessions: sessions, grants: grants, users: users,
 		apiKeys:         &apiKeys{deps: d, tenants: tenants, grants: grants, members: members, outbox: outbox},

@@ -12,6 +12,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/identity/access"
 	"github.com/latticekeep/latticekeep/internal/identity/email"
 	"github.com/latticekeep/latticekeep/internal/identity/password"
 	"github.com/latticekeep/latticekeep/internal/identity/records"
@@ -72,6 +73,24 @@ func (s *members) admitForMembers(ctx context.Context, p authz.Principal, a auth
 		return s.deny(ctx, p, a, reasonSystem, errSystemTenant)
 	}
 	return nil
+}
+
+// people returns the users of a tenant and its API keys that work, both oldest first.
+func (s *members) people(r store.Reader, tenant authz.TenantID) (all []access.Named, err error) {
+	users, err := s.membersOf(r, tenant)
+	if err != nil {
+		return nil, err
+	}
+	keys, err := s.grants.apiKeys.Of(r, tenant)
+	for _, m := range users {
+		all = append(all, access.Named{ID: m.User, Name: m.row.Email})
+	}
+	for _, k := range keys {
+		if !k.Pending && !k.Expired(s.now()) {
+			all = append(all, access.Named{ID: k.ID, Name: k.Name})
+		}
+	}
+	return all, err
 }
 
 // Members returns the users of p's tenant and the open invitations, both oldest first. Errors:

@@ -128,6 +128,8 @@ func TestAnEarlierVersionIsComparedAndRestored(t *testing.T) {
 	b.fill("New name", "shop/orders")
 	b.click("button", "Rename")
 	b.titled("shop/orders")
+	b.press("Show who can")
+	b.sees("user (you) hedda@example.org role and policies")
 	b.press("Look it up")
 	b.sees("hedda@example.org")
 }

@@ -245,6 +245,28 @@ func (a *accessAPI) CheckAccess(c *gin.Context) {
 	})
 }
 
+// ListPermitted says who may do something on a path.
+func (a *accessAPI) ListPermitted(c *gin.Context) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body api.PermittedRequest
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		list, err := a.identity.Access.ListPermitted(ctx, call.Principal(), identity.Question{Path: body.Path, Verb: authz.Verb(body.Verb)})
+		if err != nil {
+			return nil, err
+		}
+		answer := api.PermittedList{Success: true, Subjects: make([]api.PermittedSubject, len(list))}
+		for i, one := range list {
+			answer.Subjects[i] = api.PermittedSubject{Subject: one.Subject, Kind: api.PermittedSubjectKind(one.Kind), Name: gate.NonZero(one.Name)}
+			if len(one.Groups) > 0 {
+				answer.Subjects[i].Groups = &one.Groups
+			}
+		}
+		return answer, nil
+	})
+}
+
 // dryRunTime limits the answer to a dry run, which reads the log and then the policies.
 const dryRunTime = 3 * time.Second
 

@@ -26,6 +26,9 @@ type ServerInterface interface {
 	// TryAccessChange Say who would lose what by a change of access
 	// (POST /api/v2/access/dry-run)
 	TryAccessChange(c *gin.Context)
+	// ListPermitted Say who may do something on a path
+	// (POST /api/v2/access/permitted)
+	ListPermitted(c *gin.Context)
 	// ListPolicies List policies and bindings
 	// (GET /api/v2/access/policies)
 	ListPolicies(c *gin.Context)
@@ -450,6 +453,19 @@ func (siw *ServerInterfaceWrapper) TryAccessChange(c *gin.Context) {
 	}
 
 	siw.Handler.TryAccessChange(c)
+}
+
+// ListPermitted operation middleware
+func (siw *ServerInterfaceWrapper) ListPermitted(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ListPermitted(c)
 }
 
 // ListPolicies operation middleware
@@ -3351,6 +3367,7 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.DELETE(options.BaseURL+"/api/v2/groups/:group_id/members/:subject", wrapper.RemoveGroupMember)
 	router.PUT(options.BaseURL+"/api/v2/groups/:group_id/members/:subject", wrapper.AddGroupMember)
 	router.POST(options.BaseURL+"/api/v2/access/check", wrapper.CheckAccess)
+	router.POST(options.BaseURL+"/api/v2/access/permitted", wrapper.ListPermitted)
 	router.POST(options.BaseURL+"/api/v2/access/dry-run", wrapper.TryAccessChange)
 	router.GET(options.BaseURL+"/api/v2/webhooks", wrapper.ListWebhooks)
 	router.POST(options.BaseURL+"/api/v2/webhooks", wrapper.CreateWebhook)

@@ -164,6 +164,7 @@ func Operations() map[string]gate.Operation {
 		"unbindPolicies": {Action: authz.UnbindPolicy},
 		"checkAccess":    {Action: authz.CheckAccess},
 
+		"listPermitted":   {Action: authz.ListPermitted},
 		"tryAccessChange": {Action: authz.TryAccess, Patience: dryRunTime},
 
 		"listGroups":        {Action: authz.ListGroups},

@@ -1116,6 +1116,27 @@ func (e PathVerb) Valid() bool {
 	}
 }
 
+// Defines values for PermittedSubjectKind.
+const (
+	PermittedSubjectKindApiKey         PermittedSubjectKind = "api_key"
+	PermittedSubjectKindServiceAccount PermittedSubjectKind = "service_account"
+	PermittedSubjectKindUser           PermittedSubjectKind = "user"
+)
+
+// Valid indicates whether the value is a known member of the PermittedSubjectKind enum.
+func (e PermittedSubjectKind) Valid() bool {
+	switch e {
+	case PermittedSubjectKindApiKey:
+		return true
+	case PermittedSubjectKindServiceAccount:
+		return true
+	case PermittedSubjectKindUser:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for PrincipalKind.
 const (
 	PrincipalKindApiKey PrincipalKind = "api_key"
@@ -3117,6 +3138,38 @@ type PatchRequest struct {
 // `write`: make it, give it new values, encrypt it again. `delete`: delete it. None includes another.
 type PathVerb string
 
+// PermittedList defines model for PermittedList.
+type PermittedList struct {
+	Subjects []PermittedSubject `json:"subjects"`
+	Success  Succeeded          `json:"success"`
+}
+
+// PermittedRequest defines model for PermittedRequest.
+type PermittedRequest struct {
+	// Path A name, as of a credential.
+	Path string `json:"path"`
+
+	// Verb What a policy allows on a path. `list`: its metadata and history, and that it is in lists and totals. `read`: its values.
+	// `write`: make it, give it new values, encrypt it again. `delete`: delete it. None includes another.
+	Verb PathVerb `json:"verb"`
+}
+
+// PermittedSubject defines model for PermittedSubject.
+type PermittedSubject struct {
+	// Groups Ids of its groups whose policies allow it. Absent if its own binding alone does, or nothing limits it.
+	Groups *[]string            `json:"groups,omitempty"`
+	Kind   PermittedSubjectKind `json:"kind"`
+
+	// Name The address of a user, or the name of an API key.
+	Name *string `json:"name,omitempty"`
+
+	// Subject As in a binding.
+	Subject string `json:"subject"`
+}
+
+// PermittedSubjectKind defines model for PermittedSubject.Kind.
+type PermittedSubjectKind string
+
 // Plaintext Text in UTF-8, 1 byte to 700 KiB. Encode other bytes, for example in base64.
 //
 // Example: example text
@@ -4353,6 +4406,9 @@ type CheckAccessJSONRequestBody = AccessCheckRequest
 
 // TryAccessChangeJSONRequestBody defines body for TryAccessChange for application/json ContentType.
 type TryAccessChangeJSONRequestBody = AccessChange
+
+// ListPermittedJSONRequestBody defines body for ListPermitted for application/json ContentType.
+type ListPermittedJSONRequestBody = PermittedRequest
 
 // CreatePolicyJSONRequestBody defines body for CreatePolicy for application/json ContentType.
 type CreatePolicyJSONRequestBody = PolicyRequest

@@ -325,6 +325,7 @@ var attempts = map[authz.Action]attempt{
 	authz.ChangeGroup:        {audit.GroupChanged, audit.GroupResource},
 	authz.DeleteGroup:        {audit.GroupDeleted, audit.GroupResource},
 	authz.CheckAccess:        {audit.AccessChecked, audit.PolicyResource},
+	authz.ListPermitted:      {audit.AccessChecked, audit.PolicyResource},
 	authz.TryAccess:          {audit.AccessChecked, audit.PolicyResource},
 	authz.CreateAPIKey:       {audit.APIKeyCreated, audit.APIKeyResource},
 	authz.ListAPIKeys:        {audit.APIKeyListed, audit.APIKeyResource},

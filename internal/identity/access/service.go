@@ -27,12 +27,17 @@ type Subject struct {
 	Resource  audit.Resource  // resource of entries about it
 }
 
+// Named is a user or an API key, with what it is called.
+type Named struct{ ID, Name string }
+
 // People are the users and API keys of tenants, which package identity keeps.
 type People struct {
 	// Grantor returns p with its current rights. Error: a refusal.
 	Grantor func(r store.Reader, p authz.Principal, a authz.Action) (authz.Principal, error)
 	// Subject reads a user or an API key, and reports whether it exists.
 	Subject func(r store.Reader, tenant authz.TenantID, subject string) (s Subject, found bool, err error)
+	// All returns the users and the API keys that work.
+	All func(r store.Reader, tenant authz.TenantID) ([]Named, error)
 	// Withdraw deletes the invitations of a user or an API key that give more than the limited subject may.
 	Withdraw func(tx store.Tx, tenant authz.TenantID, subject string) (attributes map[string]string, err error)
 }

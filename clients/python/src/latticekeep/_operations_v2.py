@@ -67,6 +67,7 @@ from ._types_v2 import (
     NameList,
     NeverExpires,
     PathVerb,
+    PermittedList,
     Plaintext,
     PolicyAnswer,
     PolicyList,
@@ -1405,6 +1406,24 @@ class OperationsV2:
         """
         call = Call("GET", "/api/v2/groups")
         return cast(GroupList, self._transport.json(call))
+
+    def list_permitted(self, *, path: str, verb: PathVerb) -> PermittedList:
+        """Say who may do something on a path.
+
+        All users, API keys that work, and ServiceAccounts with policies that may do it, by
+        scopes and policies; it never looks whether a credential is there. ServiceAccounts
+        without policies are not listed: the cluster decides what they may, so of the others,
+        too, only the policies are judged.
+
+        Scope: `account:admin`. It may be repeated after an answer that was lost.
+        """
+        call = Call(
+            "POST",
+            "/api/v2/access/permitted",
+            body={"path": path, "verb": verb},
+            repeatable=True,
+        )
+        return cast(PermittedList, self._transport.json(call))
 
     def list_policies(self) -> PolicyList:
         """List policies and bindings.

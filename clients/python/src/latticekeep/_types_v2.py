@@ -1196,6 +1196,32 @@ class PatchRequest(_PatchRequestRequired, total=False):
     """Lifetime in days from now. Without it, as many as the credential has."""
 
 
+class PermittedList(TypedDict):
+    subjects: List[PermittedSubject]
+    success: Succeeded
+
+
+class PermittedRequest(TypedDict):
+    path: str
+    """A name, as of a credential."""
+    verb: PathVerb
+
+
+class _PermittedSubjectRequired(TypedDict):
+    kind: Literal["user", "api_key", "service_account"]
+    subject: str
+    """As in a binding."""
+
+
+class PermittedSubject(_PermittedSubjectRequired, total=False):
+    groups: List[str]
+    """Ids of its groups whose policies allow it. Absent if its own binding alone does, or nothing
+    limits it.
+    """
+    name: str
+    """The address of a user, or the name of an API key."""
+
+
 class Policy(TypedDict):
     changed_at: str
     created_at: str

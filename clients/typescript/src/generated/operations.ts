@@ -81,6 +81,7 @@ export const v2 = {
   addGroupMember: {method: 'PUT', path: '/api/v2/groups/{group_id}/members/{subject}', answer: 'json', repeatable: true},
   removeGroupMember: {method: 'DELETE', path: '/api/v2/groups/{group_id}/members/{subject}', answer: 'json'},
   checkAccess: {method: 'POST', path: '/api/v2/access/check', answer: 'json', repeatable: true},
+  listPermitted: {method: 'POST', path: '/api/v2/access/permitted', answer: 'json', repeatable: true},
   tryAccessChange: {method: 'POST', path: '/api/v2/access/dry-run', answer: 'json', repeatable: true, cursor: 'body'},
   listWebhooks: {method: 'GET', path: '/api/v2/webhooks', answer: 'json', repeatable: true},
   createWebhook: {method: 'POST', path: '/api/v2/webhooks', answer: 'json'},

@@ -1442,6 +1442,30 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v2/access/permitted": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Say who may do something on a path
+         * @description All users, API keys that work, and ServiceAccounts with policies that may do it, by scopes and policies; it never looks
+         *     whether a credential is there. ServiceAccounts without policies are not listed: the cluster decides what they may, so of
+         *     the others, too, only the policies are judged.
+         *
+         *     Scope: `account:admin`. It may be repeated after an answer that was lost.
+         */
+        post: operations["listPermitted"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v2/access/dry-run": {
         parameters: {
             query?: never;
@@ -3669,6 +3693,25 @@ export interface components {
             verb: components["schemas"]["PathVerb"];
             /** @description As in a binding; the caller itself if it is absent. */
             subject?: string;
+        };
+        PermittedRequest: {
+            /** @description A name, as of a credential. */
+            path: string;
+            verb: components["schemas"]["PathVerb"];
+        };
+        PermittedSubject: {
+            /** @description As in a binding. */
+            subject: string;
+            /** @enum {string} */
+            kind: "user" | "api_key" | "service_account";
+            /** @description The address of a user, or the name of an API key. */
+            name?: string;
+            /** @description Ids of its groups whose policies allow it. Absent if its own binding alone does, or nothing limits it. */
+            groups?: string[];
+        };
+        PermittedList: {
+            success: components["schemas"]["Succeeded"];
+            subjects: components["schemas"]["PermittedSubject"][];
         };
         /** @description A change of access, with what it takes and nothing else. */
         AccessChange: {
@@ -9915,6 +9958,79 @@ export interface operations {
             401: components["responses"]["Unauthorized"];
             403: components["responses"]["Forbidden"];
             404: components["responses"]["NotFound"];
+            413: components["responses"]["PayloadTooLarge"];
+            415: components["responses"]["UnsupportedMediaType"];
+            422: components["responses"]["UnprocessableEntity"];
+            429: components["responses"]["TooManyRequests"];
+            500: components["responses"]["InternalServerError"];
+            503: components["responses"]["ServiceUnavailable"];
+        };
+    };
+    listPermitted: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "path": "shop/prod/db",
+                 *       "verb": "read"
+                 *     }
+                 */
+                "application/json": components["schemas"]["PermittedRequest"];
+            };
+        };
+        responses: {
+            /** @description Who may. */
+            200: {
+                headers: {
+                    /** @description The id that the service gave this request. */
+                    "X-Request-ID": components["schemas"]["RequestID"];
+                    /**
+                     * @description How many requests a minute the bucket takes that this request was counted in.
+                     * @example 5000
+                     */
+                    "X-RateLimit-Limit": number;
+                    /**
+                     * @description How many of them are left in this minute.
+                     * @example 4999
+                     */
+                    "X-RateLimit-Remaining": number;
+                    /**
+                     * @description When the bucket is full again, in seconds since 1970 (Unix time).
+                     * @example 1795255260
+                     */
+                    "X-RateLimit-Reset": number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "success": true,
+                     *       "subjects": [
+                     *         {
+                     *           "subject": "usr_mfrggzdfmztwq2lknnwg23tpoa",
+                     *           "kind": "user",
+                     *           "name": "ada@example.org"
+                     *         },
+                     *         {
+                     *           "subject": "key_mfrggzdfmztwq2lknnwg23tpoa",
+                     *           "kind": "api_key",
+                     *           "name": "deployer"
+                     *         }
+                     *       ]
+                     *     }
+                     */
+                    "application/json": components["schemas"]["PermittedList"];
+                };
+            };
+            400: components["responses"]["BadRequest"];
+            401: components["responses"]["Unauthorized"];
+            403: components["responses"]["Forbidden"];
             413: components["responses"]["PayloadTooLarge"];
             415: components["responses"]["UnsupportedMediaType"];
             422: components["responses"]["UnprocessableEntity"];

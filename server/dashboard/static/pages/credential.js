@@ -7,7 +7,7 @@ import {count, number, visible} from '../lib/format.js';
 import {Actor, Outcome, useNames} from '../lib/log.js';
 import {Rows, asLines, fromRows, newRow} from '../lib/rows.js';
 import {Brief, Secret, useBriefly} from '../lib/secret.js';
-import {Act, Confirm, Copy, Dialog, Facts, Field, Form, Hash, Input, Link, Loaded, Name, Page, Panel, Table, Tag, Time, Trouble, navigate, say, useHere, useLoad} from '../lib/ui.js';
+import {Act, Choice, Confirm, Copy, Dialog, Facts, Field, Form, Hash, Input, Link, Loaded, Name, Page, Panel, Table, Tag, Time, Trouble, navigate, say, useHere, useLoad} from '../lib/ui.js';
 import {changes, deed, words} from '../lib/words.js';
 import {State, TTL, Tags, nameError, trialEnded, useRows} from './vault.js';
 
@@ -43,6 +43,7 @@ export function Credential() {
       <${Details} of=${c} writes=${writes} changed=${changed} />
       ${writes && html`<${Manage} of=${c} changed=${changed} />`}
       <${Versions} of=${c} writes=${writes} changed=${changed} />
+      ${account.can('account:admin') && html`<${Permitted} of=${c} />`}
       ${account.can('audit:read') && html`<${Readers} id=${id} /><${Trail} id=${id} turn=${turn} />`}`}<//>
   <//>`;
 }
@@ -298,6 +299,31 @@ function Versions({of: c, writes, changed}) {
     ${!found.versions.some(kept) && html`<p class="hint">Only the current version can be read. A history rule keeps earlier ones: <code>latticekeep keep 'shop/**' 10</code></p>`}</div>`}<//>
     ${restoring && html`<${Confirm} title=${`Restore version ${number(restoring)}?`} action="Restore" onClose=${() => setRestoring(null)} onConfirm=${restore} texts=${absentToWrite}>
       <p>Its values become version ${number(c.version + 1)}. The current ones stay in the history.</p><//>`}
+  <//>`;
+}
+
+// ---- access
+
+const verbs = [['read', 'Read'], ['write', 'Change'], ['delete', 'Delete'], ['list', 'See in lists']];
+
+// Permitted says who may reach the path of the credential, when somebody wants to know.
+function Permitted({of: c}) {
+  const account = useAccount();
+  const [verb, setVerb] = useState('read');
+  const [subjects, setSubjects] = useState(null);
+  const look = async () => setSubjects((await post('/api/v2/access/permitted', {path: c.name, verb})).subjects);
+  const choose = chosen => {
+    setVerb(chosen);
+    setSubjects(null);
+  };
+  return html`<${Panel} title="Who can read this" actions=${html`<${Act} onClick=${look}>${subjects ? 'Look again' : 'Show who can'}<//>`}>
+    <div class="narrow"><${Choice} label="What they do" value=${verb} onInput=${choose} options=${verbs} /></div>
+    ${subjects === null ? html`<p class="quiet">By scopes and policies, as they are now. What ServiceAccounts without policies may do, their cluster decides.</p>`
+    : subjects.length === 0 ? html`<p>Nobody.</p>`
+    : html`<${Table} caption="Who can" rowKey="subject" rows=${subjects} columns=${[
+        {title: 'Who', cell: s => html`<${Actor} of=${{type: s.kind, id: s.subject}} mine=${account.user?.user_id} name=${s.name} />`},
+        {title: 'By', cell: s => s.groups ? html`${count(s.groups.length, 'group')}` : s.kind === 'user' ? 'role and policies' : 'scopes and policies'},
+      ]} />`}
   <//>`;
 }
 

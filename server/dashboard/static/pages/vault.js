@@ -24,7 +24,7 @@ export function State({of, bare = false}) {
   return html`${(bare || kind !== 'good') && html`<${Tag} kind=${kind}>${text}<//> `}${!bare && html`<span class="quiet">${of.never_expires ? 'never' : html`<${Time} at=${of.expires_at} relative />`}</span>`}`;
 }
 
-export const Tags = ({of: tags = []}) => html`<span class="row tight">${tags.map(tag => html`<${Link} key=${tag} class="tag plain" to=${'/vault?tag=' + encodeURIComponent(tag)}><${Name}>${tag}<//><//>`)}</span>`;
+export const Tags = ({of: tags = []}) => tags.length > 0 && html`<span class="row tight">${tags.map(tag => html`<${Link} key=${tag} class="tag plain" to=${'/vault?tag=' + encodeURIComponent(tag)}><${Name}>${tag}<//><//>`)}</span>`;
 
 // The end of the day so many days from now: it stays the same from page to page, as it
 // must, since a cursor belongs to one selection.
