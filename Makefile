@@ -46,7 +46,7 @@ test-unit: ## run the tests that need nothing but Go: under three minutes on two
 	go test -short -parallel 8 -ldflags='-s -w' ./... # many tests mostly wait, and a test program needs no symbols
 
 .PHONY: deps
-deps: control-plane helm prometheus versitygw poppler postgres strace chromium curl python node ## compile and install what `make test` needs beside Go (as root: Debian packages)
+deps: control-plane helm prometheus versitygw poppler postgres strace chromium firefox curl python node ## compile and install what `make test` needs beside Go (as root: Debian packages)
 	@command -v kubectl >/dev/null || { echo "kubectl is not on the PATH: install it first" >&2; exit 1; }
 
 # Packages whose goroutines share state. The stores run whole, since -short leaves PostgreSQL out.
@@ -60,7 +60,7 @@ test: deps ## install what the tests need, run all of them, a real kube-apiserve
 	CGO_ENABLED=1 $(BIN)/tools/gotest -race -timeout $(TEST_TIMEOUT) ./internal/store/...
 
 .PHONY: test-race
-test-race: helm prometheus versitygw poppler postgres strace chromium curl python node ## run everything that needs no cluster under the race detector (half an hour; needs a C compiler)
+test-race: helm prometheus versitygw poppler postgres strace chromium firefox curl python node ## run everything that needs no cluster under the race detector (half an hour; needs a C compiler)
 	@go build -o $(BIN)/tools/gotest ./hack/gotest
 	@CGO_ENABLED=1 exec $(BIN)/tools/gotest -race -timeout 60m ./...
 
@@ -108,11 +108,13 @@ versitygw:
 	@go -C hack/versitygw build -o $(BIN)/tools/ tool
 
 # Tests that read PDF, drive the dashboard, or make system calls fail are skipped without these, and say so.
-.PHONY: poppler chromium strace
+.PHONY: poppler chromium firefox strace
 poppler:
 	@hack/debian.sh pdftotext poppler-utils 'tests that read PDF will be skipped'
 chromium:
 	@hack/debian.sh chromium chromium 'tests of the dashboard in a browser will be skipped'
+firefox:
+	@hack/debian.sh firefox-esr firefox-esr 'the test of the dashboard in Firefox will be skipped'
 strace:
 	@hack/debian.sh strace strace 'tests in which system calls fail will be skipped'
 
