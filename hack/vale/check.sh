@@ -11,7 +11,7 @@ if ! command -v "${CC:-cc}" >/dev/null; then
 fi
 # Its parsers of programming languages, which nothing here uses, take minutes to optimise.
 CGO_ENABLED=1 CGO_CFLAGS='-O0 -w' CGO_CXXFLAGS='-O0 -w' go -C hack/vale build -o "$bin/tools/" tool
-"$bin/tools/vale" --config "$config" --output line README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md docs charts/latticekeep/README.md clients/typescript/README.md
+"$bin/tools/vale" --config "$config" --output line README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md docs charts/latticekeep/README.md clients/typescript/README.md clients/python/README.md
 messages=$(mktemp -d)
 trap 'rm -rf "$messages"' EXIT
 go run -trimpath ./hack/messages "$messages" api/client controllers internal server

@@ -235,7 +235,7 @@ const (
 	ChangeGroup        Action = "change_group" // its name and its members
 	DeleteGroup        Action = "delete_group"
 	CheckAccess        Action = "check_access"
-	ListPermitted      Action = "list_permitted" // who may do something on a path
+	ListPermitted      Action = "list_permitted" // the subjects that a path is open to
 	TryAccess          Action = "try_access"     // a dry run of a change of policies, bindings or groups
 	CreateAPIKey       Action = "create_api_key"
 	ListAPIKeys        Action = "list_api_keys"
