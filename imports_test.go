@@ -66,7 +66,7 @@ var ours = map[string]string{
 	"server": "api/openapi server/dashboard server/docs server/gate server/v1 server/v2 internal/vault internal/transit internal/identity internal/sealingkey internal/custody internal/keyring " +
 		"internal/compliance internal/compliance/assessor internal/backup internal/connections internal/quota internal/audit internal/authz internal/store internal/store/format internal/diagnosis internal/health internal/fault",
 	"server/v1": "api/openapi api/openapi/v1 server/gate internal/transit internal/audit internal/audit/reader internal/authz internal/fault internal/secret",
-	"server/v2": "api/openapi api/openapi/v2 api/v1beta1 server/gate server/v2/credentials server/v2/webhookapi internal/webhooks internal/vault internal/transit internal/names internal/dryrun internal/identity internal/sealingkey internal/custody internal/sealing internal/keyring " +
+	"server/v2": "api/openapi api/openapi/v2 api/v1beta1 server/gate server/v2/credentials server/v2/webhookapi internal/webhooks internal/vault internal/transit internal/names internal/overview internal/diagnosis internal/dryrun internal/identity internal/sealingkey internal/custody internal/sealing internal/keyring " +
 		"internal/compliance internal/compliance/assessor internal/backup internal/audit internal/audit/guard internal/audit/reader internal/audit/writer internal/authz internal/buildinfo internal/fair internal/fault internal/secret",
 	"server/v2/webhookapi":  "api/openapi/v2 server/gate internal/webhooks",
 	"server/v2/credentials": "api/openapi/v2 server/gate internal/settings internal/vault internal/vault/bounds internal/vault/details internal/vault/kept internal/vault/listing internal/authz internal/fault internal/secret",
@@ -107,6 +107,7 @@ var ours = map[string]string{
 	"internal/vault/record":         "internal/vault/bounds internal/keyring internal/authz internal/envelope internal/dualsig internal/store internal/frame internal/fault internal/secret",
 	"internal/sealingkey":           "api/v1beta1 internal/keyring internal/audit internal/audit/guard internal/audit/reader internal/authz internal/sealing internal/envelope internal/store internal/fault internal/secret",
 	"internal/identity/tokenreview": "internal/identity internal/fault",
+	"internal/overview":             "internal/audit internal/audit/guard internal/audit/reader internal/authz internal/compliance/assessor internal/diagnosis internal/identity internal/transit internal/vault",
 	"internal/dryrun":               "internal/names/past internal/audit internal/audit/guard internal/audit/reader internal/authz internal/identity/access internal/identity/records internal/state internal/store internal/store/overlay internal/vault/record internal/fault",
 	"internal/names/past":           "internal/audit internal/audit/guard internal/settings internal/vault/mac internal/keyring internal/authz internal/state internal/store internal/fault",
 	"internal/names":                "internal/names/past internal/audit internal/audit/guard internal/authz internal/identity internal/state internal/store internal/transit internal/vault/record internal/fault",

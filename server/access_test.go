@@ -82,6 +82,7 @@ var access = map[string]string{
 	"v2 listSessions":         "user!",
 	"v2 endSession":           "user!",
 	"v2 getAccount":           "any!",
+	"v2 getOverview":          "any!",
 
 	"v2 listMembers":       "account:admin!",
 	"v2 inviteMember":      "account:admin",

@@ -29,7 +29,7 @@ var event = map[string]string{
 	"v2 registerUser":   "USER_REGISTERED", "v2 login": "USER_SIGNED_IN", "v2 refreshSession": "SESSION_REFRESHED", "v2 logout": "USER_SIGNED_OUT",
 	"v2 verifyEmail": "EMAIL_VERIFIED", "v2 resendVerification": "VERIFICATION_REQUESTED", "v2 changePassword": "PASSWORD_CHANGED",
 	"v2 requestPasswordReset": "PASSWORD_RESET_REQUESTED", "v2 resetPassword": "PASSWORD_RESET", "v2 acceptInvitation": "MEMBER_JOINED",
-	"v2 getAccount": "ACCOUNT_READ", "v2 listSessions": "SESSION_LISTED", "v2 endSession": "SESSION_ENDED",
+	"v2 getAccount": "ACCOUNT_READ", "v2 getOverview": "ACCOUNT_READ", "v2 listSessions": "SESSION_LISTED", "v2 endSession": "SESSION_ENDED",
 	"v2 listMembers": "MEMBER_LISTED", "v2 inviteMember": "MEMBER_INVITED", "v2 changeMember": "MEMBER_CHANGED",
 	"v2 removeMember": "MEMBER_REMOVED", "v2 revokeInvitation": "INVITATION_REVOKED",
 	"v2 listHistoryRules": "HISTORY_RULE_LISTED", "v2 putHistoryRule": "HISTORY_RULE_CHANGED", "v2 deleteHistoryRule": "HISTORY_RULE_CHANGED",

@@ -215,6 +215,7 @@ var examples = map[string]func(*world, operation) servertest.Request{
 		return w.send(o, "", object{"token": w.TokenMailedTo(email, 1), "password": w.password()})
 	},
 	"v2 getAccount":   example("", nil),
+	"v2 getOverview":  example("", nil),
 	"v2 listSessions": example("", nil),
 	"v2 endSession": func(w *world, o operation) servertest.Request {
 		return w.send(o, w.caller(w.Login(w.owner.Email, servertest.Password)).Session, nil)

@@ -118,7 +118,7 @@ var mayReturn = map[string]string{
 	"v2 listHistoryRules": "path", "v2 putHistoryRule": "path", "v2 deleteHistoryRule": "path",
 	"v2 getSettings": "never_expires_paths", "v2 changeSettings": "never_expires_paths",
 	"v2 unsealCredential": "name credential_type values", "v2 unsealCredentialByName": "name credential_type values",
-	"v2 registerUser": "email name", "v2 acceptInvitation": "email name", "v2 getAccount": "email name",
+	"v2 registerUser": "email name", "v2 acceptInvitation": "email name", "v2 getAccount": "email name", "v2 getOverview": "name credential_type",
 	"v2 listMembers": "email", "v2 inviteMember": "email", "v2 changeMember": "email",
 	"v2 listWebhooks": "description", "v2 createWebhook": "description secret",
 	"v2 listPolicies": "name path", "v2 createPolicy": "name path", "v2 getPolicy": "name path", "v2 changePolicy": "name path",

@@ -185,7 +185,7 @@ func New(config Config) (*Server, error) {
 			Store: config.Store, KMSKeys: config.KMSKeys, Recipients: config.Recipients,
 			Format: func(ctx context.Context) ([]byte, error) { return format.RaisedRow(ctx, config.Store) },
 		},
-		Program: config.Version, Now: config.Now, SecureCookies: secure,
+		Program: config.Version, Now: config.Now, Diagnosis: config.Diagnosis, SecureCookies: secure,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("making the server: %w", err)

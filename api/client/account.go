@@ -329,6 +329,12 @@ func (v *V2) DeleteGroup(ctx context.Context, groupID string) error {
 	return v.transport.run(ctx, remove("/api/v2/groups/{group_id}", groupID))
 }
 
+// GetOverview returns what is wrong, what waits for the caller, and what happened. Parts that the caller's
+// scopes do not cover are nil.
+func (v *V2) GetOverview(ctx context.Context) (*v2.Overview, error) {
+	return do[v2.Overview](ctx, v.transport, get("/api/v2/overview"))
+}
+
 // AddGroupMember makes a user or a ServiceAccount a member of a group. ErrForbidden: the policies of the
 // group are wider than those of the caller. ErrConflict: the group or the subject is at its bound.
 func (v *V2) AddGroupMember(ctx context.Context, groupID, subject string) (*v2.GroupAnswer, error) {

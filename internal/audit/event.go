@@ -261,6 +261,9 @@ const AttributePending = "pending"
 // AttributeReviews is "true" in the entry of a member who asked what waits for a review.
 const AttributeReviews = "reviews"
 
+// AttributeOverview names the parts that an overview showed, separated by spaces, in the entry of that read.
+const AttributeOverview = "overview"
+
 // MakesCurrent reports whether the event creates the newest version of a credential.
 func (e Event) MakesCurrent() bool {
 	return e.Outcome == Success && e.Resource.Type == CredentialResource && e.Type.ChangesVersion()

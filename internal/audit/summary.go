@@ -179,6 +179,18 @@ func eachKey(summary []byte, visit func(key uint32, at PlaceSet)) bool {
 	return true
 }
 
+// VisitPlaces calls visit with each key of a summary and its places, in one pass. It reports whether the
+// summary is well-formed; the visits of a malformed one do not count.
+func VisitPlaces(summary []byte, visit func(key uint32, at PlaceSet)) bool { return eachKey(summary, visit) }
+
+// Len returns the number of places.
+func (s PlaceSet) Len() (n int) {
+	for _, of := range s {
+		n += bits.OnesCount64(of)
+	}
+	return n
+}
+
 // PlacesOf returns the places in a block that have all of the keys and one of oneOf, by its summary; none is no
 // condition. It returns false if the summary is malformed.
 func PlacesOf(summary []byte, keys, oneOf []uint32) (at PlaceSet, ok bool) {

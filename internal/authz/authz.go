@@ -247,6 +247,7 @@ const (
 	RemoveMember       Action = "remove_member"
 	RevokeInvitation   Action = "revoke_invitation"
 	ReadAccount        Action = "read_account"
+	ReadOverview       Action = "read_overview" // each part of it has its own
 	ListSessions       Action = "list_sessions"
 	EndSession         Action = "end_session"
 	SignOut            Action = "sign_out"
@@ -348,6 +349,7 @@ var rules = map[Action]rule{
 	RemoveMember:       {scope: AccountAdmin, trialed: true},
 	RevokeInvitation:   {scope: AccountAdmin, trialed: true},
 	ReadAccount:        {trialed: true},
+	ReadOverview:       {trialed: true},
 	ListSessions:       {user: true, trialed: true},
 	EndSession:         {user: true, trialed: true},
 	SignOut:            {user: true, trialed: true},

@@ -28,7 +28,7 @@ var table = map[Action]string{
 	CreateAPIKey: "account:admin", ListAPIKeys: "account:admin!", RevokeAPIKey: "account:admin!",
 	InviteMember: "account:admin", ListMembers: "account:admin!", ChangeMember: "account:admin", RemoveMember: "account:admin!",
 	RevokeInvitation: "account:admin!",
-	ReadAccount:      "any!", ListSessions: "user!", EndSession: "user!", SignOut: "user!", ChangePassword: "user!", ResendVerification: "user!",
+	ReadAccount:      "any!", ReadOverview: "any!", ListSessions: "user!", EndSession: "user!", SignOut: "user!", ChangePassword: "user!", ResendVerification: "user!",
 	ListTenants: "system:admin", CreateTenant: "system:admin", ActivateTenant: "system:admin", LimitTenant: "system:admin",
 	CreateTenantAPIKey: "system:admin",
 	ListSealingKeys:    "system:admin", RotateSealingKey: "system:admin", RetireSealingKey: "system:admin", RestoreSealingKey: "system:admin",

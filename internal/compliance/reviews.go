@@ -98,6 +98,18 @@ func (e *Evidence) Waiting(user string) Waiting {
 	return w
 }
 
+// Denials returns the number of denied attempts of each of the last days in UTC, the oldest first. The last
+// one is the day of now. Evidence keeps 92 days.
+func (e *Evidence) Denials(now time.Time, days int) []int {
+	n := make([]int, days)
+	for i := range n {
+		if t := e.Days[dayOf(now.UnixMicro())-int64(days-1-i)][aDenial]; t != nil {
+			n[i] = t.Count
+		}
+	}
+	return n
+}
+
 func timeOf(m mark) time.Time {
 	if m == (mark{}) {
 		return time.Time{}

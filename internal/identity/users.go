@@ -333,36 +333,45 @@ func (s *users) register(ctx context.Context, from authz.Principal, address stri
 // Account returns the principal's tenant and, if it is a user, the user. Errors: fault.Forbidden,
 // fault.Unavailable.
 func (s *users) Account(ctx context.Context, p Caller) (Tenant, *User, error) {
-	ctx, cancel := context.WithTimeout(ctx, records.ReadTimeout)
-	defer cancel()
-	if err := s.guard.Admit(ctx, p.Principal, authz.ReadAccount); err != nil {
+	tenant, user, err := s.AccountUnrecorded(ctx, p.Principal)
+	if err != nil {
 		return Tenant{}, nil, err
 	}
-	var tenant Tenant
-	var user *User
-	err := s.store.View(ctx, func(r store.Reader) (err error) {
-		if tenant, err = s.tenants.Read(r, p.Tenant); err != nil || p.Kind != authz.User {
-			return err
-		}
-		var row userRow
-		if found, err := s.rows.Get(r, userKey(accountOf(p.Principal)), &row); err != nil {
-			return err
-		} else if !found {
-			return errNoSession // removed since the request was authenticated
-		}
-		u := row.user(accountOf(p.Principal))
-		user = &u
-		return nil
-	})
-	if err != nil {
-		return Tenant{}, nil, fmt.Errorf("reading an account: %w", err)
-	}
+	ctx, cancel := context.WithTimeout(ctx, records.ReadTimeout)
+	defer cancel()
 	e := audit.Event{Type: audit.AccountRead, Outcome: audit.Success, Principal: p.Principal, Resource: audit.Resource{Type: audit.UserResource}}
 	if user != nil {
 		e.Resource.ID = user.ID
 	}
 	if err := s.guard.Record(ctx, e); err != nil {
 		return Tenant{}, nil, err
+	}
+	return tenant, user, nil
+}
+
+// AccountUnrecorded is [Service.Account] for a caller that records the read itself.
+func (s *users) AccountUnrecorded(ctx context.Context, p authz.Principal) (tenant Tenant, user *User, err error) {
+	ctx, cancel := context.WithTimeout(ctx, records.ReadTimeout)
+	defer cancel()
+	if err := s.guard.Admit(ctx, p, authz.ReadAccount); err != nil {
+		return Tenant{}, nil, err
+	}
+	err = s.store.View(ctx, func(r store.Reader) (err error) {
+		if tenant, err = s.tenants.Read(r, p.Tenant); err != nil || p.Kind != authz.User {
+			return err
+		}
+		var row userRow
+		if found, err := s.rows.Get(r, userKey(accountOf(p)), &row); err != nil {
+			return err
+		} else if !found {
+			return errNoSession // removed since the request was authenticated
+		}
+		u := row.user(accountOf(p))
+		user = &u
+		return nil
+	})
+	if err != nil {
+		return Tenant{}, nil, fmt.Errorf("reading an account: %w", err)
 	}
 	return tenant, user, nil
 }

@@ -251,6 +251,24 @@ func (t *Transit) list(ctx context.Context, p authz.Principal, limit int, first 
 	return page, len(all), nil
 }
 
+// Overdue returns how many keys of p's tenant should have rotated by now, for a caller that records the
+// read itself. damaged is the number of keys that are left out. Errors: fault.Forbidden, fault.Unavailable.
+func (t *Transit) Overdue(ctx context.Context, p authz.Principal) (n, damaged int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	if err := t.guard.Admit(ctx, p, authz.ListKeys); err != nil {
+		return 0, 0, err
+	}
+	all, damaged, err := t.survey(ctx, p.Tenant)
+	now := t.now()
+	for _, k := range all {
+		if k.NextRotation.Before(now) {
+			n++
+		}
+	}
+	return n, damaged, err
+}
+
 // listed returns the entry of a read of keys, or of the versions of one key.
 func listed(p authz.Principal, id string, count int) audit.Event {
 	return audit.Event{

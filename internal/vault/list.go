@@ -175,19 +175,9 @@ func (v *Vault) Summary(ctx context.Context, p authz.Principal, soon time.Durati
 	if _, err := v.ready(ctx, p, authz.ListCredentials); err != nil {
 		return Summary{}, err
 	}
-	now := v.now()
-	var sum Summary
-	var damaged int
-	err := v.store.View(ctx, func(rd store.Reader) error {
-		s, err := v.records.source(rd, p, p.Access.IsLimited())
-		if err != nil {
-			return err
-		}
-		sum, damaged, err = listing.Summarize(s, now, now.Add(soon), v.summaryBudget)
-		return err
-	})
+	sum, damaged, err := v.summarize(ctx, p, soon, 0)
 	if err != nil {
-		return Summary{}, fmt.Errorf("counting credentials: %w", err)
+		return Summary{}, err
 	}
 	e := listEvent(p, sum.Total, damaged)
 	e.Attributes["summary"] = "true"
@@ -195,4 +185,43 @@ func (v *Vault) Summary(ctx context.Context, p authz.Principal, soon time.Durati
 		return Summary{}, err
 	}
 	return sum, nil
+}
+
+// Unrecorded is [Vault.Summary], also of the credentials that nobody has read for a time, for a caller that
+// records the read itself. damaged is the number of records that are left out.
+func (v *Vault) Unrecorded(ctx context.Context, p authz.Principal, soon, unread time.Duration) (sum Summary, damaged int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	if _, err := v.ready(ctx, p, authz.ListCredentials); err != nil {
+		return Summary{}, 0, err
+	}
+	return v.summarize(ctx, p, soon, unread)
+}
+
+// summarize summarizes what p may see; unread 0 does not ask what was read.
+func (v *Vault) summarize(ctx context.Context, p authz.Principal, soon, unread time.Duration) (sum Summary, damaged int, err error) {
+	now := v.now()
+	asked := listing.Asked{Soon: now.Add(soon)}
+	err = v.store.View(ctx, func(rd store.Reader) error {
+		s, err := v.records.source(rd, p, p.Access.IsLimited())
+		if err != nil {
+			return err
+		}
+		if unread != 0 {
+			asked.Unread = now.Add(-unread)
+			reads, whole, err := lastread.All(rd, p.Tenant, v.summaryBudget.Records)
+			if err != nil {
+				return err
+			}
+			if whole {
+				asked.Reads = reads
+			}
+		}
+		sum, damaged, err = listing.Summarize(s, now, asked, v.summaryBudget)
+		return err
+	})
+	if err != nil {
+		return Summary{}, 0, fmt.Errorf("counting credentials: %w", err)
+	}
+	return sum, damaged, nil
 }

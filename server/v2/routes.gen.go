@@ -230,6 +230,9 @@ type ServerInterface interface {
 	// ChangeMember Change the role of a member
 	// (PUT /api/v2/members/{user_id})
 	ChangeMember(c *gin.Context, userId string)
+	// GetOverview What is wrong, what waits for the caller, and what happened
+	// (GET /api/v2/overview)
+	GetOverview(c *gin.Context)
 	// GetSealingKey The public sealing key
 	// (GET /api/v2/sealing-key)
 	GetSealingKey(c *gin.Context)
@@ -1958,6 +1961,19 @@ func (siw *ServerInterfaceWrapper) ChangeMember(c *gin.Context) {
 	siw.Handler.ChangeMember(c, userId)
 }
 
+// GetOverview operation middleware
+func (siw *ServerInterfaceWrapper) GetOverview(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.GetOverview(c)
+}
+
 // GetSealingKey operation middleware
 func (siw *ServerInterfaceWrapper) GetSealingKey(c *gin.Context) {
 
@@ -3343,6 +3359,7 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.POST(options.BaseURL+"/api/v2/auth/reset-password", wrapper.ResetPassword)
 	router.POST(options.BaseURL+"/api/v2/auth/accept-invitation", wrapper.AcceptInvitation)
 	router.GET(options.BaseURL+"/api/v2/auth/me", wrapper.GetAccount)
+	router.GET(options.BaseURL+"/api/v2/overview", wrapper.GetOverview)
 	router.GET(options.BaseURL+"/api/v2/auth/sessions", wrapper.ListSessions)
 	router.DELETE(options.BaseURL+"/api/v2/auth/sessions/:session_id", wrapper.EndSession)
 	router.GET(options.BaseURL+"/api/v2/settings", wrapper.GetSettings)

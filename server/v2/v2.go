@@ -4,6 +4,7 @@
 package v2
 
 import (
+	"context"
 	"net/http"
 	"time"
 
@@ -16,11 +17,13 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/compliance/assessor"
 	"github.com/latticekeep/latticekeep/internal/custody"
+	"github.com/latticekeep/latticekeep/internal/diagnosis"
 	"github.com/latticekeep/latticekeep/internal/dryrun"
 	"github.com/latticekeep/latticekeep/internal/fair"
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/names"
+	"github.com/latticekeep/latticekeep/internal/overview"
 	"github.com/latticekeep/latticekeep/internal/sealingkey"
 	"github.com/latticekeep/latticekeep/internal/transit"
 	"github.com/latticekeep/latticekeep/internal/vault"
@@ -56,6 +59,9 @@ type Config struct {
 	Program string // program version, which backups state
 	Now     func() time.Time
 
+	// Diagnosis says how every part of the deployment is.
+	Diagnosis func(context.Context) diagnosis.Report
+
 	SecureCookies bool // cookies require encrypted connections
 }
 
@@ -68,6 +74,7 @@ type endpoints struct {
 	*accessAPI
 	*auditAPI
 	*backupAPI
+	*overviewAPI
 	*complianceAPI
 	*clusterAPI
 	*sealingAPI
@@ -85,6 +92,9 @@ func newEndpoints(c Config) *endpoints {
 		&accessAPI{c.Identity, c.DryRun},
 		&auditAPI{audit: c.Audit, reader: c.Reader, names: c.Names, guard: c.Guard, tails: newTails(), now: c.Now},
 		&backupAPI{Backups: c.Backups, audit: c.Audit, guard: c.Guard, keys: c.Keys, program: c.Program, now: c.Now},
+		&overviewAPI{overview.New(overview.Services{
+			Guard: c.Guard, Vault: c.Vault, Transit: c.Transit, Identity: c.Identity, Reader: c.Reader, Compliance: c.Compliance, Diagnosis: c.Diagnosis, Now: c.Now,
+		})},
 		&complianceAPI{compliance: c.Compliance, reports: c.Reports, guard: c.Guard, computing: fair.NewSemaphore[authz.TenantID](0, 1)},
 		&clusterAPI{cluster: c.Cluster, guard: c.Guard, keys: c.Keys},
 		&sealingAPI{sealing: c.Sealing, keys: c.Keys},
@@ -143,6 +153,7 @@ func Operations() map[string]gate.Operation {
 		"resendVerification":   {Action: authz.ResendVerification},
 		"changePassword":       {Action: authz.ChangePassword},
 		"getAccount":           {Action: authz.ReadAccount},
+		"getOverview":          {Action: authz.ReadOverview, Patience: overviewTime},
 		"listSessions":         {Action: authz.ListSessions},
 		"endSession":           {Action: authz.EndSession},
 

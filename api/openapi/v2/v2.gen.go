@@ -1068,6 +1068,90 @@ func (e ObjectConditionStatus) Valid() bool {
 	}
 }
 
+// Defines values for OverviewPart.
+const (
+	OverviewPartAccount     OverviewPart = "account"
+	OverviewPartActivity    OverviewPart = "activity"
+	OverviewPartApiKeys     OverviewPart = "api_keys"
+	OverviewPartCompliance  OverviewPart = "compliance"
+	OverviewPartCredentials OverviewPart = "credentials"
+	OverviewPartKeys        OverviewPart = "keys"
+)
+
+// Valid indicates whether the value is a known member of the OverviewPart enum.
+func (e OverviewPart) Valid() bool {
+	switch e {
+	case OverviewPartAccount:
+		return true
+	case OverviewPartActivity:
+		return true
+	case OverviewPartApiKeys:
+		return true
+	case OverviewPartCompliance:
+		return true
+	case OverviewPartCredentials:
+		return true
+	case OverviewPartKeys:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for PartHealthPart.
+const (
+	PartHealthPartAnchors      PartHealthPart = "anchors"
+	PartHealthPartBackups      PartHealthPart = "backups"
+	PartHealthPartCertificates PartHealthPart = "certificates"
+	PartHealthPartChain        PartHealthPart = "chain"
+	PartHealthPartKms          PartHealthPart = "kms"
+	PartHealthPartRows         PartHealthPart = "rows"
+)
+
+// Valid indicates whether the value is a known member of the PartHealthPart enum.
+func (e PartHealthPart) Valid() bool {
+	switch e {
+	case PartHealthPartAnchors:
+		return true
+	case PartHealthPartBackups:
+		return true
+	case PartHealthPartCertificates:
+		return true
+	case PartHealthPartChain:
+		return true
+	case PartHealthPartKms:
+		return true
+	case PartHealthPartRows:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for PartHealthStatus.
+const (
+	PartHealthStatusFailed  PartHealthStatus = "failed"
+	PartHealthStatusOk      PartHealthStatus = "ok"
+	PartHealthStatusUnknown PartHealthStatus = "unknown"
+	PartHealthStatusWarning PartHealthStatus = "warning"
+)
+
+// Valid indicates whether the value is a known member of the PartHealthStatus enum.
+func (e PartHealthStatus) Valid() bool {
+	switch e {
+	case PartHealthStatusFailed:
+		return true
+	case PartHealthStatusOk:
+		return true
+	case PartHealthStatusUnknown:
+		return true
+	case PartHealthStatusWarning:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for PartStatus.
 const (
 	PartStatusFailed  PartStatus = "failed"
@@ -1605,6 +1689,42 @@ func (e TenantStatus) Valid() bool {
 	}
 }
 
+// Defines values for TodoKind.
+const (
+	TodoKindApiKeysExpiring     TodoKind = "api_keys_expiring"
+	TodoKindApiKeysPending      TodoKind = "api_keys_pending"
+	TodoKindControlsFailing     TodoKind = "controls_failing"
+	TodoKindCredentialsExpired  TodoKind = "credentials_expired"
+	TodoKindCredentialsExpiring TodoKind = "credentials_expiring"
+	TodoKindEmailUnverified     TodoKind = "email_unverified"
+	TodoKindKeysOverdue         TodoKind = "keys_overdue"
+	TodoKindReviewsWaiting      TodoKind = "reviews_waiting"
+)
+
+// Valid indicates whether the value is a known member of the TodoKind enum.
+func (e TodoKind) Valid() bool {
+	switch e {
+	case TodoKindApiKeysExpiring:
+		return true
+	case TodoKindApiKeysPending:
+		return true
+	case TodoKindControlsFailing:
+		return true
+	case TodoKindCredentialsExpired:
+		return true
+	case TodoKindCredentialsExpiring:
+		return true
+	case TodoKindEmailUnverified:
+		return true
+	case TodoKindKeysOverdue:
+		return true
+	case TodoKindReviewsWaiting:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for TokenAnswerTokenType.
 const (
 	TokenAnswerTokenTypeBearer TokenAnswerTokenType = "Bearer"
@@ -1904,6 +2024,28 @@ type AccountAnswer struct {
 	Success Succeeded   `json:"success"`
 	Tenant  Tenant      `json:"tenant"`
 	User    *User       `json:"user,omitempty"`
+}
+
+// Activity defines model for Activity.
+type Activity struct {
+	// Complete All entries of the 30 days were counted. Otherwise the oldest days or the denials are missing.
+	Complete bool `json:"complete"`
+
+	// Days The last days in UTC, the oldest first.
+	Days []ActivityDay `json:"days"`
+}
+
+// ActivityDay defines model for ActivityDay.
+type ActivityDay struct {
+	// Changes Entries of the category `changes`, attempts included.
+	Changes int                `json:"changes"`
+	Date    openapi_types.Date `json:"date"`
+
+	// Denials Denied attempts of any kind. Absent when they are not counted yet.
+	Denials *int `json:"denials,omitempty"`
+
+	// Secrets Entries of the category `secrets`, attempts included.
+	Secrets int `json:"secrets"`
 }
 
 // Algorithm The key encapsulation (FIPS 203), always together with HKDF-SHA-512 and AES-256-GCM.
@@ -3117,6 +3259,79 @@ type ObjectCondition struct {
 // ObjectConditionStatus defines model for ObjectCondition.Status.
 type ObjectConditionStatus string
 
+// Overview defines model for Overview.
+type Overview struct {
+	Activity    *Activity            `json:"activity,omitempty"`
+	Credentials *OverviewCredentials `json:"credentials,omitempty"`
+
+	// Health The parts of the deployment. What is wrong with one is for the operator of the service.
+	Health *[]PartHealth `json:"health,omitempty"`
+
+	// Scores One for each framework, as of the newest entry.
+	Scores *[]OverviewScore `json:"scores,omitempty"`
+
+	// Setup What a new tenant has done already. A step that the caller cannot see is left out.
+	Setup   Setup     `json:"setup"`
+	Success Succeeded `json:"success"`
+
+	// Todo What waits for the caller, the most urgent first. A kind without anything is left out.
+	Todo []Todo `json:"todo"`
+
+	// Unavailable Parts that the caller may see and that cannot be read at the moment. Absent for none.
+	Unavailable *[]OverviewPart `json:"unavailable,omitempty"`
+}
+
+// OverviewCredentials defines model for OverviewCredentials.
+type OverviewCredentials struct {
+	Active int `json:"active"`
+
+	// Complete All credentials were counted. Otherwise the numbers are of those that were looked at.
+	Complete bool `json:"complete"`
+	Expired  int  `json:"expired"`
+
+	// ExpiringSoon Active ones that expire within 7 days.
+	ExpiringSoon int `json:"expiring_soon"`
+
+	// Total Active and expired.
+	Total int `json:"total"`
+
+	// Unread Active credentials of this vault that are at least so many days old, and that nobody has read since. Absent when too many were read to tell.
+	Unread *UnreadCredentials `json:"unread,omitempty"`
+}
+
+// OverviewPart defines model for OverviewPart.
+type OverviewPart string
+
+// OverviewScore defines model for OverviewScore.
+type OverviewScore struct {
+	// Covered Percent of the controls that this service has evidence for.
+	Covered float32 `json:"covered"`
+
+	// Failing Controls that fail and that the tenant can mend.
+	Failing     int       `json:"failing"`
+	Framework   Framework `json:"framework"`
+	Provisional bool      `json:"provisional"`
+
+	// Score Null while it is withheld.
+	Score *float32 `json:"score"`
+}
+
+// PartHealth defines model for PartHealth.
+type PartHealth struct {
+	// Message The same for every tenant, but for the entry up to which the log is verified.
+	Message string         `json:"message"`
+	Part    PartHealthPart `json:"part"`
+
+	// Status Unknown is what was not looked at, or not in time.
+	Status PartHealthStatus `json:"status"`
+}
+
+// PartHealthPart defines model for PartHealth.Part.
+type PartHealthPart string
+
+// PartHealthStatus Unknown is what was not looked at, or not in time.
+type PartHealthStatus string
+
 // PartStatus defines model for PartStatus.
 type PartStatus string
 
@@ -3774,6 +3989,21 @@ type SettingsRequest struct {
 	NeverExpiresPaths *[]string `json:"never_expires_paths,omitempty"`
 }
 
+// Setup What a new tenant has done already. A step that the caller cannot see is left out.
+type Setup struct {
+	// ApiKey There is an API key.
+	ApiKey *bool `json:"api_key,omitempty"`
+
+	// Credential There is a credential.
+	Credential *bool `json:"credential,omitempty"`
+
+	// Email The address of the caller is verified.
+	Email *bool `json:"email,omitempty"`
+
+	// Member There is a second member
+	Member *bool `json:"member,omitempty"`
+}
+
 // SignAnswer defines model for SignAnswer.
 type SignAnswer struct {
 	// HmacSignature The HMAC-SHA-512 signature with the version of its key, in base64.
@@ -3864,6 +4094,16 @@ type TenantList struct {
 	Tenants    []Tenant  `json:"tenants"`
 }
 
+// Todo defines model for Todo.
+type Todo struct {
+	Count     int        `json:"count"`
+	Framework *Framework `json:"framework,omitempty"`
+	Kind      TodoKind   `json:"kind"`
+}
+
+// TodoKind defines model for Todo.Kind.
+type TodoKind string
+
 // TokenAnswer defines model for TokenAnswer.
 type TokenAnswer struct {
 	// AccessToken A JWT, opaque to callers.
@@ -3888,6 +4128,17 @@ type TokenRequest struct {
 type UndoRequest struct {
 	// Version The version whose values come back.
 	Version int64 `json:"version"`
+}
+
+// UnreadCredentials Active credentials of this vault that are at least so many days old, and that nobody has read since. Absent when too many were read to tell.
+type UnreadCredentials struct {
+	// Complete All were counted. Otherwise there may be more.
+	Complete bool `json:"complete"`
+	Count    int  `json:"count"`
+
+	// Credentials Those that were not read for the longest time.
+	Credentials []Credential `json:"credentials"`
+	Days        int          `json:"days"`
 }
 
 // UnsealedCredential defines model for UnsealedCredential.

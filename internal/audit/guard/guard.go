@@ -337,6 +337,7 @@ var attempts = map[authz.Action]attempt{
 	authz.RemoveMember:       {audit.MemberRemoved, audit.UserResource},
 	authz.RevokeInvitation:   {audit.InvitationRevoked, audit.InvitationResource},
 	authz.ReadAccount:        {audit.AccountRead, audit.UserResource},
+	authz.ReadOverview:       {audit.AccountRead, audit.UserResource},
 	authz.ListSessions:       {audit.SessionListed, audit.SessionResource},
 	authz.EndSession:         {audit.SessionEnded, audit.SessionResource},
 	authz.SignOut:            {audit.UserSignedOut, audit.SessionResource},

@@ -28,11 +28,29 @@ func At(rd store.Reader, tenant authz.TenantID, id string) (time.Time, error) {
 	if err != nil {
 		return time.Time{}, err
 	}
+	return hourOf(stored), nil
+}
+
+func hourOf(stored []byte) time.Time {
 	hour, err := time.Parse(layout, string(stored))
 	if err != nil {
-		return time.Time{}, nil
+		return time.Time{}
 	}
-	return hour, nil
+	return hour
+}
+
+// All returns what [At] returns for each credential of a tenant that was read, by id. It returns false
+// when there are more than most.
+func All(rd store.Reader, tenant authz.TenantID, most int) (at map[string]time.Time, whole bool, err error) {
+	at, whole = make(map[string]time.Time), true
+	prefix := Key(tenant, "")
+	err = rd.Scan(store.Prefix(prefix), func(key, value []byte) bool {
+		if whole = len(at) < most; whole {
+			at[string(key[len(prefix):])] = hourOf(value)
+		}
+		return whole
+	})
+	return at, whole, err
 }
 
 // IsNoted reports whether the hour of now, or a later one, is what [At] returned.

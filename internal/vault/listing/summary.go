@@ -25,6 +25,29 @@ type Summary struct {
 	OtherTypes             int          // credentials of all other types
 	NextToExpire           []Credential // active ones, soonest first, at most MaxNextToExpire
 	Complete               bool         // false when only a random part was counted
+	Unread                 *Unread      // nil: not asked for, or too many were read to tell
+}
+
+// Bounds of [Unread].
+const (
+	MaxUnread       = 5     // credentials that it has
+	maxUnreadOwners = 1_000 // owners that are read for it
+)
+
+// Unread describes the active credentials that nobody has read for a time, but for those of objects, which
+// the operator reads.
+type Unread struct {
+	Since    time.Time // they are older than that
+	Count    int
+	Complete bool         // false: there may be more
+	Oldest   []Credential // those that were not read for the longest time, at most MaxUnread; they have LastRead
+}
+
+// Asked is what a summary says beyond its counts.
+type Asked struct {
+	Soon   time.Time            // what expires before counts as expiring soon
+	Unread time.Time            // what was not read since counts as unread; zero: not asked
+	Reads  map[string]time.Time // when each credential was read last, by id; nil: not known
 }
 
 // TypeCount is the number of credentials of a type.
@@ -33,10 +56,10 @@ type TypeCount struct {
 	Count int
 }
 
-// Summarize counts what a source has, and separately what expires before soon. It reads as much as the
-// budget allows. damaged is the number of records that are left out.
-func Summarize(s Source, now, soon time.Time, budget Budget) (sum Summary, damaged int, err error) {
-	c := counter{now: now, soon: soon, types: make(map[string]int)}
+// Summarize counts what a source has, and separately what is asked. It reads as much as the budget allows.
+// damaged is the number of records that are left out.
+func Summarize(s Source, now time.Time, asked Asked, budget Budget) (sum Summary, damaged int, err error) {
+	c := counter{now: now, Asked: asked, types: make(map[string]int)}
 	if err := c.count(s, budget); err != nil {
 		return Summary{}, 0, err
 	}
@@ -46,9 +69,11 @@ func Summarize(s Source, now, soon time.Time, budget Budget) (sum Summary, damag
 // counter computes a summary.
 type counter struct {
 	Summary
-	now, soon time.Time
-	types     map[string]int
-	damaged   int
+	Asked
+	now     time.Time
+	types   map[string]int
+	unread  []Credential // also those of objects
+	damaged int
 }
 
 func (c *counter) count(s Source, budget Budget) error {
@@ -88,7 +113,41 @@ func (c *counter) count(s Source, budget Budget) error {
 		bad = errors.Join(bad, err)
 		c.NextToExpire[i].Owned = by.Owned
 	}
-	return errors.Join(err, bad)
+	return errors.Join(err, bad, c.countUnread(s))
+}
+
+// countUnread counts the credentials that nobody has read and no object owns.
+func (c *counter) countUnread(s Source) error {
+	if c.Asked.Unread.IsZero() || c.Reads == nil {
+		return nil
+	}
+	u := &Unread{Since: c.Asked.Unread, Complete: c.Complete && len(c.unread) <= maxUnreadOwners}
+	slices.SortFunc(c.unread, func(a, b Credential) int {
+		return cmp.Or(lastUse(a).Compare(lastUse(b)), cmp.Compare(a.ID, b.ID))
+	})
+	for _, one := range c.unread[:min(len(c.unread), maxUnreadOwners)] {
+		by, err := s.Owner(one.ID)
+		switch {
+		case state.IsRefused(err):
+			c.damaged++
+		case err != nil:
+			return err
+		case !by.Owned:
+			if u.Count++; u.Count <= MaxUnread {
+				u.Oldest = append(u.Oldest, one)
+			}
+		}
+	}
+	c.Summary.Unread = u
+	return nil
+}
+
+// lastUse returns when a credential was read last, or else made.
+func lastUse(c Credential) time.Time {
+	if c.LastRead.IsZero() {
+		return c.CreatedAt
+	}
+	return c.LastRead
 }
 
 func (c *counter) add(r *record.Record) {
@@ -99,11 +158,16 @@ func (c *counter) add(r *record.Record) {
 		return
 	}
 	c.Active++
+	if since := c.Asked.Unread; r.CreatedAt.Before(since) && c.Reads != nil && c.Reads[r.ID].Before(since) {
+		one := CredentialOf(r, c.now, false)
+		one.LastRead = c.Reads[r.ID]
+		c.unread = append(c.unread, one)
+	}
 	if r.NeverExpires() {
 		c.NeverExpire++
 		return
 	}
-	if r.ExpiresAt.Before(c.soon) {
+	if r.ExpiresAt.Before(c.Soon) {
 		c.ExpiringSoon++
 	}
 	n := len(c.NextToExpire)

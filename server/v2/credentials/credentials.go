@@ -127,7 +127,7 @@ func (a *API) ListCredentials(c *gin.Context, params api.ListCredentialsParams) 
 		if err != nil {
 			return nil, gate.InvalidParameter(err)
 		}
-		answer := api.CredentialList{Success: true, Credentials: credentials(found), NextCursor: gate.NonZero(rest.Cursor)}
+		answer := api.CredentialList{Success: true, Credentials: List(found), NextCursor: gate.NonZero(rest.Cursor)}
 		if params.Delimiter != nil {
 			folders := append([]string{}, rest.Folders...)
 			answer.Folders = &folders
@@ -154,7 +154,8 @@ func filter(params api.ListCredentialsParams) vault.Filter {
 	return f
 }
 
-func credentials(found []vault.Credential) []api.Credential {
+// List returns the metadata of several credentials.
+func List(found []vault.Credential) []api.Credential {
 	list := make([]api.Credential, len(found))
 	for i, c := range found {
 		list[i] = metadata(c)
@@ -179,7 +180,7 @@ func (a *API) GetVaultSummary(c *gin.Context, params api.GetVaultSummaryParams) 
 		answer := api.VaultSummary{
 			Success: true, Complete: s.Complete, Total: s.Total, Active: s.Active, Expired: s.Expired,
 			NeverExpire: gate.NonZero(s.NeverExpire), ExpiringSoon: s.ExpiringSoon, ExpiringWithinDays: days,
-			CredentialTypes: make([]api.CredentialTypeCount, len(s.Types)), OtherTypes: s.OtherTypes, NextToExpire: credentials(s.NextToExpire),
+			CredentialTypes: make([]api.CredentialTypeCount, len(s.Types)), OtherTypes: s.OtherTypes, NextToExpire: List(s.NextToExpire),
 		}
 		for i, t := range s.Types {
 			answer.CredentialTypes[i] = api.CredentialTypeCount{CredentialType: t.Type, Count: t.Count}
