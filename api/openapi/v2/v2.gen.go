@@ -4000,7 +4000,7 @@ type Setup struct {
 	// Email The address of the caller is verified.
 	Email *bool `json:"email,omitempty"`
 
-	// Member There is a second member
+	// Member There is a second member, or an open invitation.
 	Member *bool `json:"member,omitempty"`
 }
 
