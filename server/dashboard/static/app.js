@@ -6,7 +6,7 @@ import {visible} from './lib/format.js';
 import {Icon} from './lib/icons.js';
 import {Link, Router, navigate} from './lib/router.js';
 import {Themes, applyKept} from './lib/theme.js';
-import {Act, Dialog, Loaded, Messages, Name, Page, Skeleton, Time, Trouble, useHere, useLoad} from './lib/ui.js';
+import {Act, Dialog, Loaded, Messages, Name, Page, Skeleton, Time, Trouble, say, useHere, useLoad} from './lib/ui.js';
 import {SignInForm} from './pages/entry.js';
 
 const icon = new URL('./icon.svg', import.meta.url).href;
@@ -67,6 +67,32 @@ function Missing() {
 
 const Outside = ({children}) => html`<div class="entry"><div><header><a class="brand" href="/"><img src=${icon} alt="" /> Latticekeep</a></header><main id="main" class="panel">${children}</main></div></div>`;
 
+const mac = /Mac|iPhone|iPad/.test(navigator.platform);
+
+// Finder opens the command palette, which is fetched when it is first asked for.
+function Finder() {
+  const [open, setOpen] = useState(false);
+  const [Palette, setPalette] = useState(null);
+  const show = useCallback(() => {
+    setOpen(true);
+    import('./lib/palette.js').then(module => setPalette(() => module.Palette), () => {
+      setOpen(false);
+      say('The search could not be fetched. Load the page again.', 'bad');
+    });
+  }, []);
+  useEffect(() => {
+    const press = e => {
+      if (e.key.toLowerCase() !== 'k' || !(mac ? e.metaKey : e.ctrlKey) || e.altKey || e.shiftKey) return;
+      e.preventDefault();
+      if (!document.querySelector('dialog[open]')) show();
+    };
+    addEventListener('keydown', press);
+    return () => removeEventListener('keydown', press);
+  }, []);
+  return html`<button type="button" class="finder" aria-keyshortcuts=${mac ? 'Meta+K' : 'Control+K'} onClick=${show}><${Icon} name="Search" /> Search <kbd aria-hidden="true">${mac ? '⌘K' : 'Ctrl K'}</kbd></button>
+    ${open && Palette && html`<${Palette} onClose=${() => setOpen(false)} />`}`;
+}
+
 function Side({account, section, signOut}) {
   const [open, setOpen] = useState(false);
   const {path} = useHere();
@@ -74,6 +100,7 @@ function Side({account, section, signOut}) {
   const settings = account.can('account:admin') ? '/settings/api-keys' : '/settings/profile'; // what one may see of them
   return html`<header class=${'side' + (open ? ' open' : '')} onKeyDown=${e => { if (e.key === 'Escape') setOpen(false); }}>
     <${Link} class="brand" to="/"><img src=${icon} alt="" /> Latticekeep<//>
+    <${Finder} />
     <button type="button" class="menu" aria-expanded=${open} aria-controls="sections" onClick=${() => setOpen(!open)}>Menu</button>
     <nav id="sections" aria-label="Sections"><ul>${sections.filter(([, , , scope]) => !scope || account.can(scope)).map(([to, text, icon]) => html`
       <li key=${to}><${Link} to=${to.startsWith('/settings/') ? settings : to} aria-current=${section === to ? 'page' : undefined}><${Icon} name=${icon} />${text}<//></li>`)}</ul></nav>

@@ -1,95 +1,144 @@
-// The overview: what needs attention, each part loaded for itself, so that one that
-// fails hides no other.
+// The overview: whether anything is wrong, what waits, and what happened. All of it is one answer, and one entry
+// in the audit log.
 import {html} from '../vendor/preact.js';
 import {useAccount} from '../lib/account.js';
 import {get} from '../lib/api.js';
-import {Actor, Proof} from '../lib/log.js';
+import {Icon} from '../lib/icons.js';
 import {count, number} from '../lib/format.js';
-import {deed, frameworks} from '../lib/words.js';
-import {useScores} from '../lib/scores.js';
-import {Empty, Facts, Hash, Link, Loaded, Name, Page, Panel, Tag, Time, Trouble, useLoad} from '../lib/ui.js';
+import {frameworks} from '../lib/words.js';
+import {Link, Loaded, Name, Page, Panel, Table, Tag, Time, useLoad} from '../lib/ui.js';
 
 export function Overview() {
   const account = useAccount();
-  const scores = useScores(account.can('compliance:read'));
+  const overview = useLoad(signal => get('/api/v2/overview', undefined, signal), []);
   return html`<${Page} title="Overview" lead=${html`<${Name}>${account.tenant.name}<//>`}>
-    <div class="grid">
-      ${account.can('vault:read') && html`<${Credentials} />`}
-      ${account.can('keys:read') && html`<${Rotations} />`}
-      ${account.can('audit:read') && html`<${Chain} scores=${scores} />`}
-      ${account.can('compliance:read') && html`<${Scores} of=${scores} />`}
-      ${account.can('audit:read') && html`<${Denials} />`}
+    <${Loaded} of=${overview} lines=${8}>${o => html`<div class="overview">
+      ${o.unavailable && html`<p class="notice">Not everything can be shown at the moment: ${o.unavailable.map(part => parts[part]).join(', ')}. <button type="button" class="plain" onClick=${overview.reload}>Load again</button></p>`}
+      ${o.health && html`<${Health} of=${o.health} />`}
+      <${Setup} of=${o} />
+      <${Todo} of=${o.todo} />
+      ${o.activity && html`<${Activity} of=${o.activity} />`}
+      ${o.credentials && html`<${Credentials} of=${o.credentials} />`}
+      ${o.scores && html`<${Scores} of=${o.scores} />`}
+    </div>`}<//>
+  <//>`;
+}
+
+const parts = {account: 'your account', activity: 'the activity', api_keys: 'API keys and members', compliance: 'reviews, denials and scores', credentials: 'credentials', keys: 'named keys'};
+
+// ---- whether anything is wrong
+
+const healthNames = {chain: 'Audit log', rows: 'Stored rows', anchors: 'Anchors', kms: 'KMS', backups: 'Backups', certificates: 'Certificates'};
+const healthKinds = {ok: 'good', warning: 'warn', failed: 'bad', unknown: 'plain'};
+const healthWords = {ok: 'well', warning: 'warning', failed: 'failed', unknown: 'not known'};
+
+// Health is a line: what is well has its name, the rest also what is wrong.
+function Health({of}) {
+  const wrong = of.filter(h => h.status === 'failed' || h.status === 'warning');
+  const chain = of.find(h => h.part === 'chain' && h.status === 'ok');
+  return html`<${Panel} title="Health" class="panel wide">
+    <ul class="health">${of.map(h => html`<li key=${h.part}><${Tag} kind=${healthKinds[h.status]}>${healthNames[h.part]}<span class="unseen">: ${healthWords[h.status]}</span><//></li>`)}
+      ${chain && html`<li class="quiet">${chain.message}</li>`}</ul>
+    ${wrong.length > 0 && html`<ul class="remarks">${wrong.map(h => html`<li key=${h.part}><strong>${healthNames[h.part]}</strong> ${h.message}</li>`)}
+      <li class="quiet">The operator of this service looks after these.</li></ul>`}
+  <//>`;
+}
+
+// ---- what waits
+
+// What each kind of work is called, and where it is done.
+const work = {
+  credentials_expired: [n => `${count(n, 'credential has', 'credentials have')} expired`, '/vault?status=expired', 'bad'],
+  credentials_expiring: [n => `${count(n, 'credential expires', 'credentials expire')} within 7 days`, '/vault?status=active&within=7', 'warn'],
+  reviews_waiting: [n => `${count(n, 'denial or failure waits', 'denials and failures wait')} for a review`, '/audit', 'warn'],
+  api_keys_pending: [n => `${count(n, 'API key waits', 'API keys wait')} for approval`, '/settings/api-keys', 'warn'],
+  api_keys_expiring: [n => `${count(n, 'API key expires', 'API keys expire')} within 7 days`, '/settings/api-keys', 'warn'],
+  keys_overdue: [n => `${count(n, 'named key is', 'named keys are')} overdue for rotation`, '/keys', 'warn'],
+  email_unverified: [() => 'Your address is not verified', '/settings/profile', 'warn'],
+};
+
+function Todo({of}) {
+  const failing = of.filter(t => t.kind === 'controls_failing');
+  const items = of.filter(t => work[t.kind]).map(t => ({key: t.kind, text: work[t.kind][0](t.count), to: work[t.kind][1], kind: work[t.kind][2]}));
+  if (failing.length > 0) {
+    items.push({
+      key: 'controls_failing', kind: 'warn', to: failing.length === 1 ? '/compliance/' + failing[0].framework : '/compliance',
+      text: `Controls that you can mend fail in ${failing.length === 1 ? frameworks[failing[0].framework] : count(failing.length, 'framework')}`,
+    });
+  }
+  return html`<${Panel} title="What needs you">${items.length === 0
+    ? html`<p class="row"><${Tag} kind="good">all done<//> Nothing needs you.</p>`
+    : html`<ul class="list todo">${items.map(t => html`<li key=${t.key} class=${t.kind}><${Link} to=${t.to}>${t.text}<//></li>`)}</ul>`}<//>`;
+}
+
+// Setup leads through a tenant that has next to nothing.
+function Setup({of: {setup, credentials}}) {
+  const account = useAccount();
+  const steps = [
+    ['email', 'Verify your address', '/settings/profile', true],
+    ['credential', 'Create a credential', '/vault/new', account.can('vault:write')],
+    ['api_key', 'Create an API key', '/settings/api-keys', account.can('account:admin')],
+    ['member', 'Invite a member', '/settings/members', account.can('account:admin')],
+  ].filter(([step, , , may]) => may && setup[step] !== undefined);
+  const done = steps.filter(([step]) => setup[step]).length;
+  if (!credentials || credentials.total > 1 || done === steps.length) return '';
+  return html`<${Panel} title="First steps" actions=${html`<span class="quiet">${done} of ${steps.length} done</span>`}>
+    <ol class="list steps">${steps.map(([step, text, to]) => html`<li key=${step}>${setup[step]
+      ? html`<span class="row"><${Icon} name="Check" /><span class="quiet">${text}</span><span class="unseen">: done</span></span>`
+      : html`<span class="row"><span class="open" aria-hidden="true"></span><${Link} to=${to}>${text}<//></span>`}</li>`)}</ol>
+  <//>`;
+}
+
+// ---- what happened
+
+const series = [['secrets', 'Secrets read', '/audit?show=secrets'], ['changes', 'Changes', '/audit?show=changes'], ['denials', 'Denials', '/audit?show=denied']];
+const dayText = new Intl.DateTimeFormat(undefined, {day: 'numeric', month: 'short', timeZone: 'UTC'});
+const inWords = date => dayText.format(new Date(date + 'T00:00:00Z'));
+
+// Activity is a picture of the days, with a table that says the same. Denials are attempts, which the other two count
+// as well.
+function Activity({of: {days, complete}}) {
+  const total = name => days.reduce((n, d) => n + (d[name] ?? 0), 0);
+  const top = Math.max(1, ...days.map(d => Math.max(...series.map(([name]) => d[name] ?? 0))));
+  const height = n => n === 0 ? 0 : Math.max(1.5, n * 50 / top), wide = 300 / days.length, bar = (wide - 2) / 3;
+  const said = series.map(([name, text]) => `${text} ${number(total(name))}`).join(', ');
+  return html`<${Panel} title="Last 30 days" class="panel wide">
+    <ul class="legend">${series.map(([name, text, to]) => html`<li key=${name} class=${name}><span class="key" aria-hidden="true"></span><${Link} to=${to}>${text}<//> <strong>${number(total(name))}</strong></li>`)}</ul>
+    <figure class="days"><svg viewBox="0 0 300 51" preserveAspectRatio="none" role="img" aria-label=${`The last ${count(days.length, 'day')}: ${said}. The table has each day.`}>
+      ${days.map((d, i) => html`<g key=${d.date}><title>${inWords(d.date)}: ${series.map(([name, text]) => `${text} ${d[name] ?? 'not known'}`).join(', ')}</title>
+        <rect class="ground" x=${i * wide} y="0" width=${wide} height="51" />
+        ${series.map(([name], n) => html`<rect key=${name} class=${name} x=${i * wide + 1 + n * bar} y=${51 - height(d[name] ?? 0)} width=${bar} height=${height(d[name] ?? 0)} />`)}</g>`)}
+    </svg><figcaption><span>${inWords(days[0].date)}</span><span>at most ${number(top)} a day</span><span>${inWords(days.at(-1).date)}, UTC</span></figcaption></figure>
+    ${!complete && html`<p class="quiet">Not everything is counted: the oldest days or the denials are missing.</p>`}
+    <details><summary>As a table</summary><div class="tall"><${Table} dense caption="Activity by day, in UTC" rowKey="date" rows=${[...days].reverse()} columns=${[
+      {title: 'Day', cell: d => inWords(d.date)},
+      ...series.map(([name, title]) => ({title, class: 'number', cell: d => d[name] === undefined ? html`<span class="quiet">not known</span>` : number(d[name])})),
+    ]} /></div></details>
+  <//>`;
+}
+
+const Number = ({n, unit, to}) => html`<span><strong>${number(n)}</strong> <span class="quiet"><${Link} to=${to}>${unit}<//></span></span>`;
+
+function Credentials({of: c}) {
+  const {unread} = c;
+  return html`<${Panel} title="Credentials" actions=${html`<${Link} to="/vault">Vault<//>`}>
+    <div class="numbers">
+      <${Number} n=${c.active} unit="active" to="/vault?status=active" />
+      <${Number} n=${c.expiring_soon} unit="expire within 7 days" to="/vault?status=active&within=7" />
+      <${Number} n=${c.expired} unit="expired" to="/vault?status=expired" />
     </div>
+    ${!c.complete && html`<p class="quiet">There are more than were counted: the numbers are lower bounds.</p>`}
+    ${unread?.count > 0 && html`<h3>${unread.complete ? '' : 'At least '}${count(unread.count, 'credential')} that nobody has read for ${unread.days} days</h3>
+      <ul class="list">${unread.credentials.map(one => html`<li key=${one.credential_id}><${Link} to=${'/vault/' + one.credential_id}><${Name}>${one.name}<//><//>
+        <span class="quiet">${one.last_read_at ? html`read <${Time} at=${one.last_read_at} relative />` : html`created <${Time} at=${one.created_at} relative />, not read`}</span></li>`)}</ul>
+      ${unread.count > unread.credentials.length && html`<p><${Link} to="/vault?sort=last_read">All credentials by their last read<//></p>`}`}
   <//>`;
 }
 
-const Number = ({n, unit, to}) => html`<span><strong>${number(n)}</strong> <span class="quiet">${to ? html`<${Link} to=${to}>${unit}<//>` : unit}</span></span>`;
-
-function Credentials() {
-  const account = useAccount();
-  const summary = useLoad(signal => get('/api/v2/vault/summary', undefined, signal), []);
-  return html`<${Panel} title="Credentials"><${Loaded} of=${summary}>${s => s.total === 0
-    ? html`<${Empty} title="The vault is empty"><p>Seal a credential here, or apply a SealedCredential to the cluster.</p>
-        ${account.can('vault:write') && html`<${Link} class="button primary" to="/vault/new">Seal a credential<//>`}<//>`
-    : html`
-      <div class="numbers">
-        <${Number} n=${s.active} unit="active" to="/vault?status=active" />
-        <${Number} n=${s.expiring_soon} unit=${`expiring within ${count(s.expiring_within_days, 'day')}`} to=${`/vault?status=active&within=${s.expiring_within_days}`} />
-        ${s.never_expire > 0 && html`<${Number} n=${s.never_expire} unit="never expire" />`}
-        <${Number} n=${s.expired} unit="expired" to="/vault?status=expired" />
-      </div>
-      ${s.complete === false && html`<p class="quiet">There are more than were counted: the numbers are lower bounds.</p>`}
-      ${s.next_to_expire.length > 0 && html`<h3>Expiring next</h3><ul class="list">${s.next_to_expire.slice(0, 5).map(c => html`
-        <li key=${c.credential_id}><${Link} to=${'/vault/' + c.credential_id}><${Name}>${c.name}<//><//><${Time} at=${c.expires_at} relative /></li>`)}</ul>`}`}<//><//>`;
-}
-
-function Rotations() {
-  const keys = useLoad(signal => get('/api/v2/keys', {limit: 100}, signal), []);
-  return html`<${Panel} title="Key rotations"><${Loaded} of=${keys}>${({keys: list, next_cursor: more}) => {
-    if (list.length === 0) return html`<${Empty} title="No named keys"><p>Encrypting works without one. A named key gives an application its own, which rotates by itself.</p><${Link} class="button" to="/keys">Keys<//><//>`;
-    const soon = [...list].sort((a, b) => a.next_rotation_at.localeCompare(b.next_rotation_at));
-    const due = soon.filter(k => new Date(k.next_rotation_at) < Date.now() + 7 * 86400e3);
-    return html`<div class="numbers"><${Number} n=${due.length} unit=${'due within 7 days' + (more ? ', of the first 100 keys' : '')} to="/keys" /></div>
-      <h3>Next</h3><ul class="list">${soon.slice(0, 5).map(k => html`
-        <li key=${k.key_id}><${Link} to=${'/keys/' + k.key_id}><${Name}>${k.name}<//><//><${Time} at=${k.next_rotation_at} relative /></li>`)}</ul>`;
-  }}<//><//>`;
-}
-
-function Chain({scores}) {
-  const account = useAccount();
-  const proof = Object.values(scores.results).find(r => r.score)?.score.proof;
-  // The head is asked for after the proof, so that it is not older than what is verified.
-  const ready = !account.can('compliance:read') || Object.keys(scores.results).length > 0 || scores.stopped !== null;
-  const head = useLoad(signal => ready ? get('/api/v2/audit/checkpoint', undefined, signal) : new Promise(() => {}), [ready]);
-  return html`<${Panel} title="Audit chain" actions=${html`<${Link} to="/audit">Audit log<//>`}>
-    ${proof && html`<p>The server says: <${Proof} of=${proof} /> ${proof.verified_to > 0 && html`up to entry ${number(proof.verified_to)}`}${proof.verified_at && html`, <${Time} at=${proof.verified_at} relative />`}</p>`}
-    <${Loaded} of=${head}>${h => html`<${Facts} of=${[
-      ['Signed head', html`entry ${number(h.sequence)}`],
-      ['Hash', html`<${Hash}>${h.hash}<//>`],
-      ['Tree', html`${count(h.tree_size, 'entry', 'entries')}`],
-      ['Epoch', h.epoch > 1 && html`${number(h.epoch)}, since ${count(h.epoch - 1, 'rollback was', 'rollbacks were')} accepted`],
-      ['Newest entry', html`<${Time} at=${h.timestamp} />`],
-    ]} />`}<//>
-  <//>`;
-}
-
-function Scores({of: {results, stopped, again}}) {
-  const failed = stopped ?? Object.values(results).find(r => r.error)?.error;
+function Scores({of}) {
   return html`<${Panel} title="Compliance scores" actions=${html`<${Link} to="/compliance">Compliance<//>`}>
-    <ul class="list">${Object.entries(frameworks).map(([framework, name]) => {
-      const {score: s, error} = results[framework] ?? {};
-      return html`<li key=${framework}><${Link} to=${'/compliance/' + framework}>${name}<//><span>${s === undefined ? html`<span class="quiet">${error || stopped ? 'not known' : 'loading'}</span>`
-        : s.score === null ? html`<${Tag} kind="warn">withheld<//>` : html`<strong>${Math.round(s.score * 10) / 10}</strong> <span class="quiet">of 100, ${Math.round(s.coverage.percent)} % covered</span>${s.provisional && html` <${Tag} kind="warn">provisional<//>`}`}</span></li>`;
-    })}</ul>
-    ${failed && html`<${Trouble} error=${failed} retry=${again} />`}
+    <ul class="list scores">${of.map(s => html`<li key=${s.framework}><${Link} to=${'/compliance/' + s.framework}>${frameworks[s.framework]}<//>
+      <span>${s.failing > 0 && html`<span class="quiet">${number(s.failing)} to mend</span> `}${s.score === null ? html`<${Tag} kind="warn">withheld<//>` : html`<strong>${Math.round(s.score * 10) / 10}</strong>`}</span></li>`)}</ul>
+    <p class="quiet">Of 100, for the controls that this service has evidence for.${of.some(s => s.provisional) ? ' Provisional: the deployment was not assessed yet.' : ''}</p>
   <//>`;
-}
-
-function Denials() {
-  const account = useAccount();
-  const denied = useLoad(signal => get('/api/v2/audit/logs', {outcome: 'denied', limit: 5}, signal), []);
-  return html`<${Panel} title="Recent denials" actions=${html`<${Link} to="/audit?outcome=denied">All<//>`}><${Loaded} of=${denied}>${({entries, next_cursor: more}) => entries.length === 0
-    ? html`<p class="quiet">${more ? 'None among the newest entries.' : 'None.'}</p>`
-    : html`<p class="quiet">What was attempted and refused:</p><ul class="list">${entries.map(e => html`
-      <li key=${e.sequence}><${Link} to=${'/audit/' + e.sequence}>${deed(e)}<//><span class="quiet"><${Actor} of=${e.actor} mine=${account.user?.user_id} /></span><${Time} at=${e.timestamp} relative /></li>`)}</ul>`}<//><//>`;
 }
