@@ -436,6 +436,9 @@ func (o *tour) membersThrough(t *testing.T) {
 		t.Errorf("%+v", note)
 	}
 	succeeds(t, owner.V2.EraseReviewNote(ctx, *review.NoteId))
+	if o := answered(owner.V2.GetOverview(ctx))(t); o.Credentials == nil || o.Health == nil || o.Setup.Email == nil {
+		t.Errorf("%+v", o)
+	}
 	me := answered(owner.V2.GetAccount(ctx))(t)
 	asked := answered(o.connect(client.WithAPIKey(o.SystemKey())).V2.CreateTenantAPIKey(ctx, me.Tenant.TenantId, v2.CreateAPIKeyRequest{Name: "ops", Scopes: []v2.Scope{"vault:read"}}))(t)
 	if asked.Status != v2.APIKeyStatusPending {

@@ -181,7 +181,9 @@ func eachKey(summary []byte, visit func(key uint32, at PlaceSet)) bool {
 
 // VisitPlaces calls visit with each key of a summary and its places, in one pass. It reports whether the
 // summary is well-formed; the visits of a malformed one do not count.
-func VisitPlaces(summary []byte, visit func(key uint32, at PlaceSet)) bool { return eachKey(summary, visit) }
+func VisitPlaces(summary []byte, visit func(key uint32, at PlaceSet)) bool {
+	return eachKey(summary, visit)
+}
 
 // Len returns the number of places.
 func (s PlaceSet) Len() (n int) {

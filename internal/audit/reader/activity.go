@@ -62,7 +62,7 @@ func (c *dayCounter) count(ch *chain.Chain, now time.Time, days int) ([]Day, boo
 	if err != nil {
 		return nil, false, err
 	}
-	start := now.UTC().Truncate(24 * time.Hour).AddDate(0, 0, 1-days)
+	start := now.UTC().Truncate(24*time.Hour).AddDate(0, 0, 1-days)
 	for range days {
 		low, err = chain.FirstRow(c.r, c.tenant, low, high, func(row audit.IndexRow) bool { return !time.UnixMicro(row.Micros).Before(start) })
 		if err != nil {

@@ -69,11 +69,12 @@ const Outside = ({children}) => html`<div class="entry"><div><header><a class="b
 
 const mac = /Mac|iPhone|iPad/.test(navigator.platform);
 
-// Finder opens the command palette, which is fetched when it is first asked for.
-function Finder() {
+// useFinder returns a function that opens the command palette, as Ctrl-K does, and the palette while it is open. It
+// is fetched when it is first asked for.
+function useFinder() {
   const [open, setOpen] = useState(false);
   const [Palette, setPalette] = useState(null);
-  const show = useCallback(() => {
+  const find = useCallback(() => {
     setOpen(true);
     import('./lib/palette.js').then(module => setPalette(() => module.Palette), () => {
       setOpen(false);
@@ -82,25 +83,24 @@ function Finder() {
   }, []);
   useEffect(() => {
     const press = e => {
-      if (e.key.toLowerCase() !== 'k' || !(mac ? e.metaKey : e.ctrlKey) || e.altKey || e.shiftKey) return;
+      if (e.key?.toLowerCase() !== 'k' || !(mac ? e.metaKey : e.ctrlKey) || e.altKey || e.shiftKey || !document.querySelector('.finder')) return;
       e.preventDefault();
-      if (!document.querySelector('dialog[open]')) show();
+      if (!document.querySelector('dialog[open]')) find();
     };
     addEventListener('keydown', press);
     return () => removeEventListener('keydown', press);
   }, []);
-  return html`<button type="button" class="finder" aria-keyshortcuts=${mac ? 'Meta+K' : 'Control+K'} onClick=${show}><${Icon} name="Search" /> Search <kbd aria-hidden="true">${mac ? '⌘K' : 'Ctrl K'}</kbd></button>
-    ${open && Palette && html`<${Palette} onClose=${() => setOpen(false)} />`}`;
+  return [find, open && Palette && html`<${Palette} key="find" onClose=${() => setOpen(false)} />`];
 }
 
-function Side({account, section, signOut}) {
+function Side({account, section, signOut, find}) {
   const [open, setOpen] = useState(false);
   const {path} = useHere();
   useEffect(() => setOpen(false), [path]);
   const settings = account.can('account:admin') ? '/settings/api-keys' : '/settings/profile'; // what one may see of them
   return html`<header class=${'side' + (open ? ' open' : '')} onKeyDown=${e => { if (e.key === 'Escape') setOpen(false); }}>
     <${Link} class="brand" to="/"><img src=${icon} alt="" /> Latticekeep<//>
-    <${Finder} />
+    <button type="button" class="finder" aria-keyshortcuts=${mac ? 'Meta+K' : 'Control+K'} onClick=${find}><${Icon} name="Search" /> Search <kbd aria-hidden="true">${mac ? '⌘K' : 'Ctrl K'}</kbd></button>
     <button type="button" class="menu" aria-expanded=${open} aria-controls="sections" onClick=${() => setOpen(!open)}>Menu</button>
     <nav id="sections" aria-label="Sections"><ul>${sections.filter(([, , , scope]) => !scope || account.can(scope)).map(([to, text, icon]) => html`
       <li key=${to}><${Link} to=${to.startsWith('/settings/') ? settings : to} aria-current=${section === to ? 'page' : undefined}><${Icon} name=${icon} />${text}<//></li>`)}</ul></nav>
@@ -133,6 +133,7 @@ function Inside({found, question, answer}) {
     const me = await get('/api/v2/auth/me', undefined, signal);
     return belongsTo(me.user?.user_id) ? me : new Promise(() => {});
   }, []);
+  const [find, palette] = useFinder();
   const signOut = useCallback(async () => {
     await post('/api/v2/auth/logout', undefined, {anonymous: true}).catch(error => { if (error.status !== 401) throw error; });
     signedOut();
@@ -148,9 +149,10 @@ function Inside({found, question, answer}) {
   return html`<${Account.Provider} value=${value}>
     <div class="shell">
       <a class="skip" href="#main" onClick=${e => { e.preventDefault(); document.querySelector('main h1')?.focus(); }}>Skip to the content</a>
-      <${Side} account=${value} section=${found.route.section} signOut=${signOut} />
+      <${Side} account=${value} section=${found.route.section} signOut=${signOut} find=${find} />
       <main id="main"><${Standing} account=${value} /><${Shown} route=${found.route} /></main>
     </div>
+    ${palette}
     ${again}
   <//>`;
 }

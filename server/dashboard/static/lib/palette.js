@@ -2,7 +2,6 @@
 import {html, useEffect, useId, useRef, useState} from '../vendor/preact.js';
 import {useAccount} from './account.js';
 import {get} from './api.js';
-import {visible} from './format.js';
 import {Dialog, Name, navigate} from './ui.js';
 
 // Where one can go, and what can be done there: text, address, scope, and words that find it too. What changes
@@ -86,8 +85,8 @@ export function Palette({onClose}) {
       <input type="text" role="combobox" aria-label="Page, action or credential" aria-expanded="true" aria-autocomplete="list" aria-controls=${id} aria-activedescendant=${options.length > 0 ? id + '-' + chosen : undefined}
         dir="auto" spellcheck=${false} autocomplete="off" maxlength="255" placeholder="Page, action or credential" autofocus value=${typed} onInput=${e => { setTyped(e.target.value); setAt(0); }} onKeyDown=${keys} />
       <ul id=${id} role="listbox" aria-label="Found" ref=${list}>${options.map((o, i) => html`
-        <li key=${o.key} id=${id + '-' + i} role="option" aria-selected=${i === chosen} aria-label=${`${visible(o.name)}, ${o.kind}`} onMouseDown=${e => e.preventDefault()} onClick=${() => go(o)}>
-          <${Name}>${o.name}<//><span class="quiet">${o.kind}</span></li>`)}</ul>
+        <li key=${o.key} id=${id + '-' + i} role="option" aria-selected=${i === chosen} onMouseDown=${e => e.preventDefault()} onClick=${() => go(o)}>
+          <${Name}>${o.name}<//><span class="quiet"><span class="unseen">, </span>${o.kind}</span></li>`)}</ul>
       <p class="quiet" role="status">${said}</p>
     </div>
   <//>`;

@@ -16,9 +16,9 @@ export function Overview() {
       ${o.unavailable && html`<p class="notice">Not everything can be shown at the moment: ${o.unavailable.map(part => parts[part]).join(', ')}. <button type="button" class="plain" onClick=${overview.reload}>Load again</button></p>`}
       ${o.health && html`<${Health} of=${o.health} />`}
       <${Setup} of=${o} />
-      <${Todo} of=${o.todo} />
-      ${o.activity && html`<${Activity} of=${o.activity} />`}
+      <${Todo} of=${o.todo} alone=${!o.credentials} />
       ${o.credentials && html`<${Credentials} of=${o.credentials} />`}
+      ${o.activity && html`<${Activity} of=${o.activity} />`}
       ${o.scores && html`<${Scores} of=${o.scores} />`}
     </div>`}<//>
   <//>`;
@@ -57,7 +57,7 @@ const work = {
   email_unverified: [() => 'Your address is not verified', '/settings/profile', 'warn'],
 };
 
-function Todo({of}) {
+function Todo({of, alone}) {
   const failing = of.filter(t => t.kind === 'controls_failing');
   const items = of.filter(t => work[t.kind]).map(t => ({key: t.kind, text: work[t.kind][0](t.count), to: work[t.kind][1], kind: work[t.kind][2]}));
   if (failing.length > 0) {
@@ -66,7 +66,7 @@ function Todo({of}) {
       text: `Controls that you can mend fail in ${failing.length === 1 ? frameworks[failing[0].framework] : count(failing.length, 'framework')}`,
     });
   }
-  return html`<${Panel} title="What needs you">${items.length === 0
+  return html`<${Panel} title="What needs you" class=${alone ? 'panel wide' : 'panel'}>${items.length === 0
     ? html`<p class="row"><${Tag} kind="good">all done<//> Nothing needs you.</p>`
     : html`<ul class="list todo">${items.map(t => html`<li key=${t.key} class=${t.kind}><${Link} to=${t.to}>${t.text}<//></li>`)}</ul>`}<//>`;
 }
@@ -82,7 +82,7 @@ function Setup({of: {setup, credentials}}) {
   ].filter(([step, , , may]) => may && setup[step] !== undefined);
   const done = steps.filter(([step]) => setup[step]).length;
   if (!credentials || credentials.total > 1 || done === steps.length) return '';
-  return html`<${Panel} title="First steps" actions=${html`<span class="quiet">${done} of ${steps.length} done</span>`}>
+  return html`<${Panel} title="First steps" class="panel wide" actions=${html`<span class="quiet">${done} of ${steps.length} done</span>`}>
     <ol class="list steps">${steps.map(([step, text, to]) => html`<li key=${step}>${setup[step]
       ? html`<span class="row"><${Icon} name="Check" /><span class="quiet">${text}</span><span class="unseen">: done</span></span>`
       : html`<span class="row"><span class="open" aria-hidden="true"></span><${Link} to=${to}>${text}<//></span>`}</li>`)}</ol>
@@ -136,7 +136,7 @@ function Credentials({of: c}) {
 }
 
 function Scores({of}) {
-  return html`<${Panel} title="Compliance scores" actions=${html`<${Link} to="/compliance">Compliance<//>`}>
+  return html`<${Panel} title="Compliance scores" class="panel wide" actions=${html`<${Link} to="/compliance">Compliance<//>`}>
     <ul class="list scores">${of.map(s => html`<li key=${s.framework}><${Link} to=${'/compliance/' + s.framework}>${frameworks[s.framework]}<//>
       <span>${s.failing > 0 && html`<span class="quiet">${number(s.failing)} to mend</span> `}${s.score === null ? html`<${Tag} kind="warn">withheld<//>` : html`<strong>${Math.round(s.score * 10) / 10}</strong>`}</span></li>`)}</ul>
     <p class="quiet">Of 100, for the controls that this service has evidence for.${of.some(s => s.provisional) ? ' Provisional: the deployment was not assessed yet.' : ''}</p>
