@@ -154,6 +154,7 @@ var access = map[string]string{
 	"v2 acceptRollback":    "system:admin",
 
 	"v2 getComplianceScore":   "compliance:read!",
+	"v2 getComplianceScores":  "compliance:read!",
 	"v2 getComplianceHistory": "compliance:read!",
 	"v2 getComplianceReport":  "compliance:read!",
 	"v2 getInventory":         "compliance:read!",

@@ -700,6 +700,9 @@ func (o *tour) complianceThrough(t *testing.T, c *client.Client) {
 		t.Errorf("score %+v", score)
 	}
 	history := answered(c.V2.GetComplianceHistory(ctx, &v2.GetComplianceHistoryParams{Framework: v2.FrameworkHipaa}))(t)
+	if all := answered(c.V2.GetComplianceScores(ctx))(t); len(all.Scores) != 9 || all.Scores[3].Framework != v2.FrameworkHipaa || *all.Scores[3].Score != *score.Score || len(all.Probes) == 0 {
+		t.Errorf("scores %+v", all.Scores)
+	}
 	if len(history.Scores) != 1 || history.Scores[0].Score != *score.Score || history.Scores[0].Sequence != score.Head.Sequence {
 		t.Errorf("history %+v", history)
 	}

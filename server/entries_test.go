@@ -50,7 +50,7 @@ var event = map[string]string{
 	"v2 listKMSKeys": "KMS_KEY_LISTED", "v2 rewrapKeys": "KMS_REWRAPPED", "v2 destroyKMSKey": "KMS_KEY_DESTROYED",
 	"v2 getCheckpoint": "PROOF_READ", "v2 proveInclusion": "PROOF_READ", "v2 proveConsistency": "PROOF_READ",
 	"v2 getAuditPublicKey": "PROOF_READ", "v2 getTile": "PROOF_READ",
-	"v2 getComplianceScore": "COMPLIANCE_SCORED", "v2 getComplianceHistory": "COMPLIANCE_HISTORY_READ",
+	"v2 getComplianceScore": "COMPLIANCE_SCORED", "v2 getComplianceScores": "COMPLIANCE_SCORED", "v2 getComplianceHistory": "COMPLIANCE_HISTORY_READ",
 	"v2 getComplianceReport": "COMPLIANCE_REPORTED", "v2 getInventory": "INVENTORY_READ",
 	"v2 findNames": "AUDIT_READ", "v2 eraseNames": "NAMES_ERASED",
 	"v2 getReviews": "AUDIT_READ", "v2 createReview": "DENIALS_ACKNOWLEDGED",

@@ -372,6 +372,7 @@ var examples = map[string]func(*world, operation) servertest.Request{
 	},
 
 	"v2 getComplianceScore":   example("?framework=soc2", nil),
+	"v2 getComplianceScores":  example("", nil),
 	"v2 getComplianceHistory": example("?framework=soc2", nil),
 	"v2 getComplianceReport":  example("?framework=soc2&format=pdf", nil),
 	"v2 getInventory":         example("", nil),

@@ -27,7 +27,7 @@ var verbs = map[string]string{
 	"v2 listSealedCredentials": "list_sealed_credentials",
 	"v2 getCheckpoint":         "read_proof", "v2 proveInclusion": "read_proof", "v2 proveConsistency": "read_proof", "v2 getAuditPublicKey": "read_proof",
 	"v2 getTile":            "read_proof",
-	"v2 getComplianceScore": "read_score", "v2 getComplianceHistory": "read_score_history", "v2 getComplianceReport": "read_report",
+	"v2 getComplianceScore": "read_score", "v2 getComplianceScores": "read_score", "v2 getComplianceHistory": "read_score_history", "v2 getComplianceReport": "read_report",
 	"v2 getInventory": "read_inventory",
 }
 

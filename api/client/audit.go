@@ -150,6 +150,11 @@ func (v *V2) GetComplianceScore(ctx context.Context, p *v2.GetComplianceScorePar
 	return do[v2.ComplianceScore](ctx, v.transport, get("/api/v2/compliance/score").with(p))
 }
 
+// GetComplianceScores returns the scores of all frameworks, and each of their probes once.
+func (v *V2) GetComplianceScores(ctx context.Context) (*v2.ComplianceScores, error) {
+	return do[v2.ComplianceScores](ctx, v.transport, get("/api/v2/compliance/scores"))
+}
+
 // GetComplianceHistory returns the last score of each day that has one.
 func (v *V2) GetComplianceHistory(ctx context.Context, p *v2.GetComplianceHistoryParams) (*v2.ComplianceHistory, error) {
 	return do[v2.ComplianceHistory](ctx, v.transport, get("/api/v2/compliance/history").with(p))

@@ -405,8 +405,8 @@ func (e *Evidence) namedKey(a *audit.Entry, m mark) {
 	e.Keys[a.Resource.ID] = &namedKey{m, days, next}
 }
 
-// own processes the entries that this package writes. Only the deployment may write the state and the
-// scores of a day.
+// own processes the entries that this package writes. Only the deployment may write the state, and only
+// its own scores are the assessment of a day.
 func (e *Evidence) own(a *audit.Entry, m mark) {
 	if a.Outcome != audit.Success {
 		return
@@ -428,10 +428,9 @@ func (e *Evidence) own(a *audit.Entry, m mark) {
 			}
 			return
 		}
-		if !byDeployment {
-			return
+		if byDeployment {
+			e.Daily = m
 		}
-		e.Daily = m
 		for _, f := range Frameworks() {
 			e.scored(f, a.Attributes[string(f)], head, m)
 		}

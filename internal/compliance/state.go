@@ -72,9 +72,10 @@ const (
 	AttributeSuites          = "suites" // sorted, separated by spaces
 )
 
-// Attributes of COMPLIANCE_SCORED and COMPLIANCE_REPORTED. The scores of a day are one
-// COMPLIANCE_SCORED entry without a framework attribute. It has one attribute per framework, named
-// after it, with the score to one decimal or "withheld".
+// Attributes of COMPLIANCE_SCORED and COMPLIANCE_REPORTED. The scores of all frameworks, which the
+// deployment records each day and others ask for, are one COMPLIANCE_SCORED entry without a
+// framework attribute. It has one attribute per framework, named after it, with the score to one
+// decimal or "withheld".
 const (
 	AttributeFramework = "framework"
 	AttributeScore     = "score"    // with one decimal

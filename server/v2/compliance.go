@@ -63,21 +63,90 @@ func (a *complianceAPI) GetComplianceScore(c *gin.Context, params api.GetComplia
 	})
 }
 
+// GetComplianceScores returns the scores of all frameworks.
+func (a *complianceAPI) GetComplianceScores(c *gin.Context) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		if a.computing.Acquire(ctx, call.Principal().Tenant) != nil {
+			return nil, fault.Unavailable
+		}
+		defer a.computing.Release(call.Principal().Tenant)
+		all, err := a.compliance.Scores(ctx, call.Principal())
+		if err != nil {
+			return nil, err
+		}
+		return scores(all), nil
+	})
+}
+
+// scores names each probe once, since the same one is in controls of several frameworks.
+func scores(all []compliance.Assessment) api.ComplianceScores {
+	answer := api.ComplianceScores{
+		Success: true, Head: chainHead(all[0].Head), Proof: proof(all[0].Proof), Scores: make([]api.FrameworkScore, len(all)), Probes: []api.ComplianceProbe{},
+	}
+	named := make(map[string]bool)
+	for i, s := range all {
+		answer.Scores[i] = api.FrameworkScore{
+			Framework: api.Framework(s.Framework), Version: s.Version, Score: scoreOf(s), Reason: gate.NonZero(s.Reason), Provisional: s.Provisional,
+			Coverage: coverage(s.Coverage), Controls: make([]api.ControlSummary, len(s.Controls)),
+		}
+		for j, c := range s.Controls {
+			control := api.ControlSummary{
+				Id: c.ID, Title: c.Title, Profile: gate.NonZero(c.Profile), Result: api.ComplianceControlResult(c.Result), Probes: make([]string, len(c.Probes)),
+			}
+			for k, p := range c.Probes {
+				if control.Probes[k] = p.Name; !named[p.Name] {
+					named[p.Name] = true
+					answer.Probes = append(answer.Probes, probe(p))
+				}
+			}
+			answer.Scores[i].Controls[j] = control
+		}
+	}
+	return answer
+}
+
+func scoreOf(s compliance.Assessment) *float32 {
+	if s.Score == nil {
+		return nil
+	}
+	n := float32(*s.Score)
+	return &n
+}
+
+func coverage(c compliance.Coverage) api.ComplianceCoverage {
+	return api.ComplianceCoverage{Controls: c.Controls, Evidenced: c.Evidenced, Percent: float32(c.Percent)}
+}
+
+func proof(p compliance.Proof) api.ComplianceProof {
+	answer := api.ComplianceProof{Status: api.ComplianceScoreProofStatus(p.Status), VerifiedTo: int64(p.VerifiedTo)}
+	if !p.At.IsZero() {
+		at := p.At.UTC()
+		answer.VerifiedAt = &at
+	}
+	return answer
+}
+
+func probe(p compliance.ProbeResult) api.ComplianceProbe {
+	answer := api.ComplianceProbe{
+		Name: p.Name, Title: p.Title, Result: api.ProbeResult(p.Result), Sample: p.Sample, WindowDays: p.WindowDays, Detail: p.Detail,
+		Evidence: make([]api.EntryReference, len(p.Evidence)), Responsible: api.ComplianceProbeResponsible(p.Responsible),
+		Since: p.Since, Remedy: gate.NonZero(p.Remedy), Guide: gate.NonZero(p.Guide),
+	}
+	if len(p.Objects) > 0 {
+		answer.Objects = &p.Objects
+	}
+	for i, e := range p.Evidence {
+		answer.Evidence[i] = api.EntryReference{
+			Sequence: int64(e.Sequence), Hash: e.Hash, EventType: api.EventType(e.Event), Actor: e.Actor, Timestamp: e.Time,
+		}
+	}
+	return answer
+}
+
 func score(s compliance.Assessment) api.ComplianceScore {
 	answer := api.ComplianceScore{
-		Success: true, Framework: api.Framework(s.Framework), Version: s.Version, Reason: gate.NonZero(s.Reason), Provisional: s.Provisional, Head: chainHead(s.Head),
-		Controls: make([]api.ComplianceControl, len(s.Controls)),
-	}
-	if s.Score != nil {
-		n := float32(*s.Score)
-		answer.Score = &n
-	}
-	answer.Coverage.Controls, answer.Coverage.Evidenced = s.Coverage.Controls, s.Coverage.Evidenced
-	answer.Coverage.Percent = float32(s.Coverage.Percent)
-	answer.Proof.Status, answer.Proof.VerifiedTo = api.ComplianceScoreProofStatus(s.Proof.Status), int64(s.Proof.VerifiedTo)
-	if !s.Proof.At.IsZero() {
-		at := s.Proof.At.UTC()
-		answer.Proof.VerifiedAt = &at
+		Success: true, Framework: api.Framework(s.Framework), Version: s.Version, Score: scoreOf(s), Reason: gate.NonZero(s.Reason), Provisional: s.Provisional,
+		Coverage: coverage(s.Coverage), Proof: proof(s.Proof), Head: chainHead(s.Head), Controls: make([]api.ComplianceControl, len(s.Controls)),
 	}
 	for i, c := range s.Controls {
 		answer.Controls[i] = api.ComplianceControl{
@@ -85,20 +154,7 @@ func score(s compliance.Assessment) api.ComplianceScore {
 			Result: api.ComplianceControlResult(c.Result), Probes: make([]api.ComplianceProbe, len(c.Probes)),
 		}
 		for j, p := range c.Probes {
-			probe := api.ComplianceProbe{
-				Name: p.Name, Title: p.Title, Result: api.ProbeResult(p.Result), Sample: p.Sample, WindowDays: p.WindowDays, Detail: p.Detail,
-				Evidence: make([]api.EntryReference, len(p.Evidence)), Responsible: api.ComplianceProbeResponsible(p.Responsible),
-				Since: p.Since, Remedy: gate.NonZero(p.Remedy), Guide: gate.NonZero(p.Guide),
-			}
-			if len(p.Objects) > 0 {
-				probe.Objects = &p.Objects
-			}
-			for k, e := range p.Evidence {
-				probe.Evidence[k] = api.EntryReference{
-					Sequence: int64(e.Sequence), Hash: e.Hash, EventType: api.EventType(e.Event), Actor: e.Actor, Timestamp: e.Time,
-				}
-			}
-			answer.Controls[i].Probes[j] = probe
+			answer.Controls[i].Probes[j] = probe(p)
 		}
 	}
 	return answer

@@ -155,6 +155,9 @@ type ServerInterface interface {
 	// GetComplianceScore The score of a framework
 	// (GET /api/v2/compliance/score)
 	GetComplianceScore(c *gin.Context, params GetComplianceScoreParams)
+	// GetComplianceScores The scores of all frameworks
+	// (GET /api/v2/compliance/scores)
+	GetComplianceScores(c *gin.Context)
 	// DecryptData Decrypt data
 	// (POST /api/v2/encryption/decrypt)
 	DecryptData(c *gin.Context)
@@ -1474,6 +1477,19 @@ func (siw *ServerInterfaceWrapper) GetComplianceScore(c *gin.Context) {
 	}
 
 	siw.Handler.GetComplianceScore(c, params)
+}
+
+// GetComplianceScores operation middleware
+func (siw *ServerInterfaceWrapper) GetComplianceScores(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.GetComplianceScores(c)
 }
 
 // DecryptData operation middleware
@@ -3426,6 +3442,7 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.GET(options.BaseURL+"/api/v2/system/audit/export", wrapper.ExportAuditLog)
 	router.POST(options.BaseURL+"/api/v2/system/audit/accept-rollback", wrapper.AcceptRollback)
 	router.GET(options.BaseURL+"/api/v2/compliance/score", wrapper.GetComplianceScore)
+	router.GET(options.BaseURL+"/api/v2/compliance/scores", wrapper.GetComplianceScores)
 	router.GET(options.BaseURL+"/api/v2/compliance/history", wrapper.GetComplianceHistory)
 	router.GET(options.BaseURL+"/api/v2/compliance/report", wrapper.GetComplianceReport)
 	router.GET(options.BaseURL+"/api/v2/compliance/cbom", wrapper.GetInventory)

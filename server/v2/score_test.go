@@ -5,11 +5,13 @@ import (
 	"context"
 	"encoding/binary"
 	"encoding/json"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
+	"reflect"
 	"runtime"
 	"strings"
 	"testing"
@@ -102,6 +104,41 @@ func TestEveryFrameworkIsScoredAndReportedForAnEmptyTenant(t *testing.T) {
 	var document struct{ BomFormat, SpecVersion string }
 	if err := json.Unmarshal(bom.Body, &document); err != nil || document.BomFormat != "CycloneDX" || bom.Header.Get("Content-Type") != "application/vnd.cyclonedx+json" {
 		t.Errorf("%v, %+v, %v", err, document, bom.Header)
+	}
+}
+
+// One request has the scores of all frameworks, with each probe once and by the same results.
+func TestAllScoresComeInOneRequest(t *testing.T) {
+	s := newService(t)
+	s.Seal("v")
+	s.VerifyLog()
+	all := servertest.Decode[v2.ComplianceScores](t, s.Get("/api/v2/compliance/scores"))
+	probes := make(map[string]v2.ComplianceProbe)
+	for _, p := range all.Probes {
+		if _, twice := probes[p.Name]; twice {
+			t.Errorf("the probe %s is there twice", p.Name)
+		}
+		probes[p.Name] = p
+	}
+	if len(all.Scores) != len(frameworks) {
+		t.Fatalf("%d scores", len(all.Scores))
+	}
+	for i, f := range frameworks {
+		got, want := all.Scores[i], s.score(s.Key, fmt.Sprintf("framework=%s&head=%d", f, all.Head.Sequence))
+		if string(got.Framework) != f || *got.Score != *want.Score || got.Coverage != want.Coverage || got.Version != want.Version || got.Provisional != want.Provisional {
+			t.Errorf("%s: %+v, alone %+v", f, got, want)
+		}
+		for j, c := range want.Controls {
+			one := got.Controls[j]
+			if one.Id != c.Id || one.Title != c.Title || one.Result != c.Result || len(one.Probes) != len(c.Probes) {
+				t.Errorf("%s: %+v, alone %+v", f, one, c)
+			}
+			for k, p := range c.Probes {
+				if name := one.Probes[k]; name != p.Name || !reflect.DeepEqual(probes[name], p) {
+					t.Errorf("%s, %s: %+v, alone %+v", f, c.Id, probes[name], p)
+				}
+			}
+		}
 	}
 }
 
@@ -317,6 +354,15 @@ func TestABrokenChainHasNoScore(t *testing.T) {
 	score := s.score(s.Key, "framework=soc2")
 	if score.Score != nil || score.Reason == nil || *score.Reason == "" || score.Proof.Status != v2.ComplianceScoreProofStatusBroken || score.Proof.VerifiedTo >= int64(at) {
 		t.Errorf("score %v, reason %v, %+v", score.Score, score.Reason, score.Proof)
+	}
+	all := servertest.Decode[v2.ComplianceScores](t, s.Get("/api/v2/compliance/scores"))
+	for _, one := range all.Scores {
+		if one.Score != nil || one.Reason == nil || *one.Reason != *score.Reason || len(one.Controls) != 0 {
+			t.Errorf("%s: %+v", one.Framework, one)
+		}
+	}
+	if len(all.Scores) != 9 || len(all.Probes) != 0 || all.Proof.Status != v2.ComplianceScoreProofStatusBroken {
+		t.Errorf("%d scores, %d probes, %+v", len(all.Scores), len(all.Probes), all.Proof)
 	}
 	next := s.NextSequence()
 	s.Get("/api/v2/compliance/report?framework=soc2").Message(t, http.StatusConflict)

@@ -223,6 +223,7 @@ func Operations() map[string]gate.Operation {
 		"takeBackup":        {Action: authz.BackUp},
 
 		"getComplianceScore":   {Action: authz.ReadScore, Patience: scoreTime},
+		"getComplianceScores":  {Action: authz.ReadScore, Patience: scoreTime},
 		"getComplianceHistory": {Action: authz.ReadScoreHistory, Patience: scoreTime},
 		"getComplianceReport":  {Action: authz.ReadReport, Patience: reportTime},
 		"getInventory":         {Action: authz.ReadInventory},

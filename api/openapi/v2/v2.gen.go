@@ -285,6 +285,21 @@ func (e ComplianceReportSuccess) Valid() bool {
 	}
 }
 
+// Defines values for ComplianceScoreSuccess.
+const (
+	ComplianceScoreSuccessTrue ComplianceScoreSuccess = true
+)
+
+// Valid indicates whether the value is a known member of the ComplianceScoreSuccess enum.
+func (e ComplianceScoreSuccess) Valid() bool {
+	switch e {
+	case ComplianceScoreSuccessTrue:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for ComplianceScoreProofStatus.
 const (
 	ComplianceScoreProofStatusBroken    ComplianceScoreProofStatus = "broken"
@@ -309,15 +324,15 @@ func (e ComplianceScoreProofStatus) Valid() bool {
 	}
 }
 
-// Defines values for ComplianceScoreSuccess.
+// Defines values for ComplianceScoresSuccess.
 const (
-	ComplianceScoreSuccessTrue ComplianceScoreSuccess = true
+	ComplianceScoresSuccessTrue ComplianceScoresSuccess = true
 )
 
-// Valid indicates whether the value is a known member of the ComplianceScoreSuccess enum.
-func (e ComplianceScoreSuccess) Valid() bool {
+// Valid indicates whether the value is a known member of the ComplianceScoresSuccess enum.
+func (e ComplianceScoresSuccess) Valid() bool {
 	switch e {
-	case ComplianceScoreSuccessTrue:
+	case ComplianceScoresSuccessTrue:
 		return true
 	default:
 		return false
@@ -2272,8 +2287,18 @@ type ComplianceControl struct {
 	Weight float32 `json:"weight"`
 }
 
-// ComplianceControlResult defines model for ComplianceControl.Result.
+// ComplianceControlResult defines model for ComplianceControlResult.
 type ComplianceControlResult string
+
+// ComplianceCoverage defines model for ComplianceCoverage.
+type ComplianceCoverage struct {
+	// Controls Controls listed for the framework.
+	Controls int `json:"controls"`
+
+	// Evidenced Those that this service has evidence for.
+	Evidenced int     `json:"evidenced"`
+	Percent   float32 `json:"percent"`
+}
 
 // ComplianceHistory defines model for ComplianceHistory.
 type ComplianceHistory struct {
@@ -2320,6 +2345,15 @@ type ComplianceProbe struct {
 // ComplianceProbeResponsible Whose job it is to mend what the probe finds.
 type ComplianceProbeResponsible string
 
+// ComplianceProof defines model for ComplianceProof.
+type ComplianceProof struct {
+	Status     ComplianceScoreProofStatus `json:"status"`
+	VerifiedAt *time.Time                 `json:"verified_at,omitempty"`
+
+	// VerifiedTo The chain holds up to this sequence.
+	VerifiedTo int64 `json:"verified_to"`
+}
+
 // ComplianceReport defines model for ComplianceReport.
 type ComplianceReport struct {
 	ExpiresAt time.Time              `json:"expires_at"`
@@ -2341,24 +2375,11 @@ type ComplianceReportSuccess bool
 
 // ComplianceScore defines model for ComplianceScore.
 type ComplianceScore struct {
-	Controls []ComplianceControl `json:"controls"`
-	Coverage struct {
-		// Controls Controls listed for the framework.
-		Controls int `json:"controls"`
-
-		// Evidenced Those that this service has evidence for.
-		Evidenced int     `json:"evidenced"`
-		Percent   float32 `json:"percent"`
-	} `json:"coverage"`
-	Framework Framework `json:"framework"`
-	Head      ChainHead `json:"head"`
-	Proof     struct {
-		Status     ComplianceScoreProofStatus `json:"status"`
-		VerifiedAt *time.Time                 `json:"verified_at,omitempty"`
-
-		// VerifiedTo The chain holds up to this sequence.
-		VerifiedTo int64 `json:"verified_to"`
-	} `json:"proof"`
+	Controls  []ComplianceControl `json:"controls"`
+	Coverage  ComplianceCoverage  `json:"coverage"`
+	Framework Framework           `json:"framework"`
+	Head      ChainHead           `json:"head"`
+	Proof     ComplianceProof     `json:"proof"`
 
 	// Provisional True while the log has no assessment of the deployment yet. Its probes then have no data and are left out, so that the
 	// score is no better than a lower one that has them.
@@ -2373,11 +2394,27 @@ type ComplianceScore struct {
 	Version string `json:"version"`
 }
 
-// ComplianceScoreProofStatus defines model for ComplianceScore.Proof.Status.
-type ComplianceScoreProofStatus string
-
 // ComplianceScoreSuccess defines model for ComplianceScore.Success.
 type ComplianceScoreSuccess bool
+
+// ComplianceScoreProofStatus defines model for ComplianceScoreProofStatus.
+type ComplianceScoreProofStatus string
+
+// ComplianceScores defines model for ComplianceScores.
+type ComplianceScores struct {
+	Head ChainHead `json:"head"`
+
+	// Probes Each probe once, however many controls it is of. None while scores are withheld.
+	Probes []ComplianceProbe `json:"probes"`
+	Proof  ComplianceProof   `json:"proof"`
+
+	// Scores One for each framework.
+	Scores  []FrameworkScore        `json:"scores"`
+	Success ComplianceScoresSuccess `json:"success"`
+}
+
+// ComplianceScoresSuccess defines model for ComplianceScores.Success.
+type ComplianceScoresSuccess bool
 
 // ConsistencyProof defines model for ConsistencyProof.
 type ConsistencyProof struct {
@@ -2391,6 +2428,21 @@ type ConsistencyProof struct {
 
 // ConsistencyProofSuccess defines model for ConsistencyProof.Success.
 type ConsistencyProofSuccess bool
+
+// ControlSummary defines model for ControlSummary.
+type ControlSummary struct {
+	Id string `json:"id"`
+
+	// Probes The names of its probes.
+	Probes []string `json:"probes"`
+
+	// Profile The part of the framework that it is of, where there are several: rev5 and 20x of FedRAMP.
+	Profile *string                 `json:"profile,omitempty"`
+	Result  ComplianceControlResult `json:"result"`
+
+	// Title Our own short title, not the text of the standard.
+	Title string `json:"title"`
+}
 
 // CreateAPIKeyRequest defines model for CreateAPIKeyRequest.
 type CreateAPIKeyRequest struct {
@@ -3005,6 +3057,23 @@ type EventType string
 
 // Framework defines model for Framework.
 type Framework string
+
+// FrameworkScore defines model for FrameworkScore.
+type FrameworkScore struct {
+	Controls  []ControlSummary   `json:"controls"`
+	Coverage  ComplianceCoverage `json:"coverage"`
+	Framework Framework          `json:"framework"`
+
+	// Provisional As in the score of one framework.
+	Provisional bool    `json:"provisional"`
+	Reason      *string `json:"reason,omitempty"`
+
+	// Score Null when it is withheld; `reason` says why.
+	Score *float32 `json:"score"`
+
+	// Version Which edition of the framework.
+	Version string `json:"version"`
+}
 
 // Group defines model for Group.
 type Group struct {

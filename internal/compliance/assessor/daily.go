@@ -164,10 +164,10 @@ func (s *Service) updateState(ctx context.Context, g *gathering, since time.Time
 // endOfTime is later than any entry.
 var endOfTime = time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC)
 
-// dayEvent returns the audit event for the scores of a day. All scores have the same head.
-func dayEvent(tenant authz.TenantID, all []compliance.Assessment) audit.Event {
+// scoresEvent returns the audit event for the scores of all frameworks, which have the same head.
+func scoresEvent(p authz.Principal, all []compliance.Assessment) audit.Event {
 	e := audit.Event{
-		Type: audit.ComplianceScored, Outcome: audit.Success, Principal: compliance.Assessor(tenant),
+		Type: audit.ComplianceScored, Outcome: audit.Success, Principal: p,
 		Resource: audit.Resource{Type: audit.ComplianceResource}, Attributes: map[string]string{compliance.AttributeHead: formatUint(all[0].Head.Sequence)},
 	}
 	for _, a := range all {
@@ -281,5 +281,5 @@ func (s *Service) recordState(ctx context.Context, tenant authz.TenantID, state 
 // recordScores records the scores of a day, unless another replica has. Error: errRecorded.
 func (s *Service) recordScores(ctx context.Context, tenant authz.TenantID, all []compliance.Assessment, today time.Time) error {
 	content := []byte(today.Format(time.DateOnly))
-	return s.recordOnce(ctx, dayEvent(tenant, all), dailyKey(tenant), content, func(last []byte) bool { return bytes.Equal(last, content) })
+	return s.recordOnce(ctx, scoresEvent(compliance.Assessor(tenant), all), dailyKey(tenant), content, func(last []byte) bool { return bytes.Equal(last, content) })
 }

@@ -145,6 +145,37 @@ func (s *Service) Score(ctx context.Context, p authz.Principal, f compliance.Fra
 	return j.Assessment, nil
 }
 
+// Scores judges all frameworks as of the newest entry of p's tenant, in the order of
+// [compliance.Frameworks], and records one entry for all of them. All have the same head and proof.
+// It returns the errors of Score.
+func (s *Service) Scores(ctx context.Context, p authz.Principal) ([]compliance.Assessment, error) {
+	if err := s.guard.Admit(ctx, p, authz.ReadScore); err != nil {
+		return nil, err
+	}
+	if s.computing.Acquire(ctx, 1) != nil {
+		return nil, errBusy
+	}
+	catalogues := make([]*compliance.Catalogue, 0, len(s.catalogues))
+	for _, f := range compliance.Frameworks() {
+		catalogues = append(catalogues, s.catalogues[f])
+	}
+	judged, err := func() ([]judgement, error) {
+		defer s.computing.Release(1) // after a panic, too
+		return s.judge(ctx, p.Tenant, 0, catalogues...)
+	}()
+	if err != nil {
+		return nil, err
+	}
+	all := make([]compliance.Assessment, len(judged))
+	for i, j := range judged {
+		all[i] = j.Assessment
+	}
+	if err := s.guard.Record(ctx, scoresEvent(p, all)); err != nil {
+		return nil, err
+	}
+	return all, nil
+}
+
 // scoreEvent returns the audit event for a score.
 func scoreEvent(p authz.Principal, a compliance.Assessment) audit.Event {
 	e := audit.Event{
@@ -252,16 +283,19 @@ func (s *Service) judged(ctx context.Context, p authz.Principal, a authz.Action,
 	if s.computing.Acquire(ctx, 1) != nil {
 		return judgement{}, errBusy
 	}
-	j, err := func() (judgement, error) {
+	all, err := func() ([]judgement, error) {
 		defer s.computing.Release(1) // after a panic, too
-		return s.judge(ctx, p.Tenant, s.catalogues[f], head)
+		return s.judge(ctx, p.Tenant, head, s.catalogues[f])
 	}()
 	if errors.Is(err, compliance.ErrNoHead) {
 		if failed := s.guard.RecordAttempt(ctx, p, a, audit.Denied, reasonNoHead); failed != nil {
 			return judgement{}, failed
 		}
 	}
-	return j, err
+	if err != nil {
+		return judgement{}, err
+	}
+	return all[0], nil
 }
 
 // judgement is an assessment with further contents of a report.
@@ -278,48 +312,73 @@ func judgementOf(c *compliance.Catalogue, e *compliance.Evidence) judgement {
 	}
 }
 
-// judge gathers the evidence, judges it and verifies the chain. Errors: fault.NotFound,
-// fault.Unavailable.
-func (s *Service) judge(ctx context.Context, tenant authz.TenantID, c *compliance.Catalogue, head uint64) (judgement, error) {
+// judge gathers the evidence, judges it by each catalogue and verifies the chain. Errors:
+// fault.NotFound, fault.Unavailable.
+func (s *Service) judge(ctx context.Context, tenant authz.TenantID, head uint64, catalogues ...*compliance.Catalogue) ([]judgement, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.patience)
 	defer cancel()
-	j, err := s.gather(ctx, tenant, c, head)
+	all, err := s.gather(ctx, tenant, head, catalogues)
+	withhold := func(proof compliance.Proof, reason string) {
+		for i := range all {
+			all[i].Proof = proof
+			all[i].Assessment.Withhold(proof.Status, reason)
+		}
+	}
 	switch kind := fault.Of(err); {
 	case err == nil:
 	case errors.Is(err, errUnfinished), errors.Is(err, compliance.ErrNotNext):
-		p := s.verifier.Proof()
-		j.Proof = compliance.Proof{VerifiedTo: p.VerifiedTo, Hash: p.Hash, At: p.At}
-		if j.Assessment.Withhold(compliance.Verifying, reasonGathering); errors.Is(err, compliance.ErrNotNext) {
-			j.Reason = reasonArchived
+		p, reason := s.verifier.Proof(), reasonGathering
+		if errors.Is(err, compliance.ErrNotNext) {
+			reason = reasonArchived
 		}
-		return j, nil
+		withhold(compliance.Proof{Status: compliance.Verifying, VerifiedTo: p.VerifiedTo, Hash: p.Hash, At: p.At}, reason)
+		return all, nil
 	case kind == fault.NotFound, kind == fault.Unavailable:
-		return judgement{}, err
+		return nil, err
 	default:
 		s.logger.ErrorContext(ctx, "the tenant's part of the log does not verify; its score is withheld", "tenant", tenant, "error", err)
-		j.Assessment.Withhold(compliance.Broken, reasonBroken)
-		return j, nil
+		withhold(compliance.Proof{Status: compliance.Broken}, reasonBroken)
+		return all, nil
 	}
-	return j, s.prove(ctx, &j.Assessment)
+	proof := compliance.Assessment{Head: all[0].Head} // all have the same head
+	if err := s.prove(ctx, &proof); err != nil {
+		return nil, err
+	}
+	for i := range all {
+		all[i].Proof = proof.Proof
+		if proof.Reason != "" {
+			all[i].Assessment.Withhold(proof.Proof.Status, proof.Reason)
+		}
+	}
+	return all, nil
 }
 
-// gather judges as of the head. It does not verify the chain.
-func (s *Service) gather(ctx context.Context, tenant authz.TenantID, c *compliance.Catalogue, head uint64) (judgement, error) {
-	j := judgement{Assessment: compliance.Assessment{
-		Framework: c.Framework, Version: c.Version, Coverage: c.Coverage(), Controls: []compliance.ControlResult{},
-	}}
+// gather judges as of the head, by each catalogue. It does not verify the chain.
+func (s *Service) gather(ctx context.Context, tenant authz.TenantID, head uint64, catalogues []*compliance.Catalogue) ([]judgement, error) {
+	all := make([]judgement, len(catalogues))
+	for i, c := range catalogues {
+		all[i] = judgement{Assessment: compliance.Assessment{
+			Framework: c.Framework, Version: c.Version, Coverage: c.Coverage(), Controls: []compliance.ControlResult{},
+		}}
+	}
+	judged := func(e *compliance.Evidence) []judgement {
+		for i, c := range catalogues {
+			all[i] = judgementOf(c, e)
+		}
+		return all
+	}
 	g, release, err := s.evidence.acquire(ctx, tenant)
 	if err != nil {
-		return j, err
+		return all, err
 	}
 	defer release()
 	if head != 0 {
 		archived, err := s.reader.Archived(ctx)
 		if err != nil {
-			return j, err
+			return all, err
 		}
 		if head <= archived {
-			return j, compliance.ErrNoHead
+			return all, compliance.ErrNoHead
 		}
 	}
 	err = s.evidence.catchUp(ctx, g, head)
@@ -327,23 +386,25 @@ func (s *Service) gather(ctx context.Context, tenant authz.TenantID, c *complian
 		err = s.updateState(ctx, g, s.now().Add(-stateEvery))
 	}
 	if e := g.evidence; e != nil && e.Count > 0 {
-		j.Head = e.Head()
+		for i := range all {
+			all[i].Head = e.Head()
+		}
 	}
 	switch {
 	case err != nil:
-		return j, err
+		return all, err
 	case head == 0 || g.evidence.Last.Sequence == head:
-		return judgementOf(c, g.evidence), nil
+		return judged(g.evidence), nil
 	case g.evidence.Last.Sequence < head:
-		return j, compliance.ErrNoHead
+		return all, compliance.ErrNoHead
 	}
 	release() // an older head does not need the newest evidence
 	e, release, err := s.evidence.asOf(ctx, tenant, head)
 	if err != nil {
-		return j, err
+		return all, err
 	}
 	defer release()
-	return judgementOf(c, e), nil
+	return judged(e), nil
 }
 
 // prove verifies the chain up to the head, or withholds the score. When verification is disabled

@@ -211,6 +211,52 @@ func TestFrameworksTellGoodFromBad(t *testing.T) {
 	}
 }
 
+// The scores of all frameworks are those of each, in one entry, which the history has and which is
+// not the deployment's assessment of the day.
+func TestScoresOfAllFrameworksAreOneEntry(t *testing.T) {
+	w := newWorld(t)
+	w.Story.Good()
+	w.score(compliance.SOC2, 0) // the state of the day is recorded
+	before := w.entries(story.Ours)
+	all, err := w.service.Scores(t.Context(), story.Owner)
+	check(t, err)
+	added := w.entries(story.Ours)[len(before):]
+	if len(added) != 1 || added[0].EventType != audit.ComplianceScored || added[0].Actor.ID != story.Owner.ID {
+		t.Fatalf("%d entries: %+v", len(added), added)
+	}
+	if len(all) != len(compliance.Frameworks()) {
+		t.Fatalf("%d scores", len(all))
+	}
+	for i, f := range compliance.Frameworks() {
+		want := w.score(f, all[0].Head.Sequence)
+		got := all[i]
+		got.Proof, want.Proof = compliance.Proof{}, compliance.Proof{}
+		if all[i].Proof.Status != compliance.Verified || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s:\n%+v\nalone\n%+v", f, got, want)
+		}
+		if a := added[0].Attributes; a["head"] != formatUint(all[0].Head.Sequence) || a[string(f)] != formatScore(*want.Score) || a["pinned"] != "" {
+			t.Errorf("%s: %v", f, a)
+		}
+		days, err := w.service.History(t.Context(), story.Owner, f)
+		check(t, err)
+		if len(days) == 0 || days[len(days)-1].Sequence != all[0].Head.Sequence {
+			t.Errorf("%s: the history is %v", f, days)
+		}
+	}
+	e := compliance.NewEvidence()
+	for _, entry := range w.entries(story.Ours) {
+		check(t, e.Add(entry))
+	}
+	if e.Daily.Sequence == added[0].Sequence {
+		t.Error("what a user asked for is the assessment of a day")
+	}
+	nobody := story.Owner
+	nobody.Scopes = nil
+	if _, err := w.service.Scores(t.Context(), nobody); fault.Of(err) != fault.Forbidden {
+		t.Errorf("without the scope: %v", err)
+	}
+}
+
 func TestEmptyTenantHasANumber(t *testing.T) {
 	w := newWorld(t)
 	for _, f := range compliance.Frameworks() {
