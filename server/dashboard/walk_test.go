@@ -100,7 +100,7 @@ func TestAUserFindsTheWay(t *testing.T) {
 
 	b.open("/compliance/soc2")
 	b.titled("SOC 2")
-	b.sees("A job of the operator of this service")
+	b.sees("What the operator of this service has to mend")
 	downloads := b.downloads()
 	b.press("Make the PDF report")
 	b.follow("Download PDF")

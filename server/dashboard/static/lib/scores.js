@@ -1,37 +1,14 @@
-// The scores of all frameworks.
-import {useEffect, useState} from '../vendor/preact.js';
+// The scores of all frameworks, which come in one request and leave one entry in the log.
 import {get} from './api.js';
-import {frameworks} from './words.js';
+import {useLoad} from './ui.js';
 
-// Without these nothing else would come either.
-const final = new Set([0, 401, 403, 429]);
-
-// useScores fetches one score after the other, since each is work for the server, and
-// gives {results, stopped, again}. results has {score}, or {error} for one that failed
-// and hides no other; stopped is the error after which no other was asked for. again
-// fetches what is missing.
+// useScores gives {results, stopped, again, all}: results has {score} by framework, stopped is the error of the
+// request or null, again asks once more, and all is the whole answer when it is there.
 export function useScores(wanted = true) {
-  const [results, setResults] = useState({});
-  const [stopped, setStopped] = useState(null);
-  const [turn, setTurn] = useState(0);
-  useEffect(() => {
-    if (!wanted) return;
-    const abort = new AbortController();
-    setStopped(null);
-    (async () => {
-      for (const framework of Object.keys(frameworks)) {
-        if (results[framework]?.score) continue;
-        try {
-          const score = await get('/api/v2/compliance/score', {framework}, abort.signal);
-          setResults(all => ({...all, [framework]: {score}}));
-        } catch (error) {
-          if (abort.signal.aborted) return;
-          if (final.has(error.status)) return setStopped(error);
-          setResults(all => ({...all, [framework]: {error}}));
-        }
-      }
-    })();
-    return () => abort.abort();
-  }, [turn, wanted]);
-  return {results, stopped, again: () => setTurn(n => n + 1)};
+  const load = useLoad(signal => wanted ? get('/api/v2/compliance/scores', undefined, signal) : new Promise(() => {}), [wanted]);
+  const {scores = [], proof, head} = load.data ?? {};
+  return {
+    results: Object.fromEntries(scores.map(s => [s.framework, {score: {...s, proof, head}}])),
+    stopped: load.error ?? null, again: load.reload, all: load.data,
+  };
 }

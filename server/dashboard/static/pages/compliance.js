@@ -4,8 +4,9 @@ import {get} from '../lib/api.js';
 import {count, number} from '../lib/format.js';
 import {frameworks} from '../lib/words.js';
 import {Proof} from '../lib/log.js';
+import {failsFor, failuresOf, jobs, Mending} from '../lib/mending.js';
 import {useScores} from '../lib/scores.js';
-import {Act, Choice, Empty, Facts, Filter, Gauge, Hash, Link, Loaded, Page, Panel, Table, Tag, Time, Trend, Trouble, useHere, useLoad} from '../lib/ui.js';
+import {Act, Choice, Empty, Facts, Filter, Gauge, Hash, Link, Loaded, Page, Panel, Skeleton, Table, Tag, Time, Trend, Trouble, useHere, useLoad} from '../lib/ui.js';
 
 const lead = 'How much of what this service can see went well. A score is evidence for controls of a framework; it does not say that the framework is met.';
 
@@ -19,32 +20,44 @@ const Numbers = ({of: s, name}) => html`<div class="row">
 
 const provisional = 'Provisional: the deployment has not been assessed in this log yet, so its controls are left out. That happens once a day, and before a score on demand.';
 
+// Bar is a share of 100 beside its number.
+const Bar = ({value, neutral}) => html`<svg class="bar" viewBox="0 0 100 6" preserveAspectRatio="none" aria-hidden="true"><rect class="track" width="100" height="6" />
+  <rect class=${neutral ? 'neutral' : value >= 80 ? 'good' : value >= 50 ? 'warn' : 'bad'} width=${value} height="6" /></svg>`;
+
+// Failing is how many controls fail for reasons that are the job of who, with a link to them.
+function Failing({of: s, who, failing}) {
+  const n = s.controls.filter(c => failsFor(c, who, failing)).length;
+  if (s.score === null) return html`<span class="quiet">–</span>`;
+  return n === 0 ? html`<span class="quiet">none</span>` : html`<${Link} to=${`/compliance/${s.framework}?result=fail&job=${who}`}>${count(n, 'control')}<span class="unseen"> of ${frameworks[s.framework]}, a job of ${jobs[who][1]}</span><//>`;
+}
+
+const columns = failing => [
+  {title: 'Framework', cell: s => html`<div><strong><${Link} to=${'/compliance/' + s.framework}>${frameworks[s.framework]}<//></strong> <span class="quiet edition">${s.version}</span></div>`},
+  {title: 'Score', cell: s => s.score === null ? html`<${Tag} kind="warn">withheld<//>`
+    : html`<span class="scored"><strong>${Math.round(s.score * 10) / 10}</strong><${Bar} value=${s.score} neutral=${s.provisional} />${s.provisional && html` <${Tag} kind="warn">provisional<//>`}</span>`},
+  {title: 'Evidence for', cell: s => html`<span class="scored"><span>${Math.round(s.coverage.percent)} %</span><${Bar} value=${s.coverage.percent} neutral /><span class="quiet">${number(s.coverage.evidenced)} of ${count(s.coverage.controls, 'control')}</span></span>`},
+  {title: 'Your organisation', cell: s => html`<${Failing} of=${s} who="tenant" failing=${failing} />`},
+  {title: 'The operator', cell: s => html`<${Failing} of=${s} who="deployment" failing=${failing} />`},
+];
+
 export function Compliance() {
-  const {results: scores, stopped, again} = useScores();
-  const done = Object.keys(scores).length, all = Object.keys(frameworks).length;
-  return html`<${Page} title="Compliance" lead=${lead}>
-    <p class="unseen" role="status">${stopped ? '' : done < all ? `${done} of ${all} scores are there` : 'All scores are there'}</p>
+  const {all, stopped, again} = useScores();
+  return html`<${Page} title="Compliance" lead=${lead} actions=${all && html`<button type="button" onClick=${again}>Re-evaluate</button>`}>
     ${stopped && html`<div class="spaced"><${Trouble} error=${stopped} retry=${again} /></div>`}
-    <div class="grid">${Object.entries(frameworks).map(([framework, name]) => html`
-      <${Card} key=${framework} framework=${framework} name=${name} result=${scores[framework]} stopped=${stopped} again=${again} />`)}</div>
+    ${all ? html`<${Glance} of=${all} />` : !stopped && html`<${Skeleton} lines=${9} />`}
   <//>`;
 }
 
-function Card({framework, name, result, stopped, again}) {
-  const s = result?.score;
-  return html`<${Panel} title=${html`<${Link} to=${'/compliance/' + framework}>${name}<//>`}>
-    ${result?.error ? html`<${Trouble} error=${result.error} retry=${again} />`
-    : s ? html`<div class="stack">
-        <${Numbers} of=${s} name=${name} />
-        <div class="stack tight">
-          <p>${s.version}</p>
-          <p><span class="quiet">Evidence for</span> ${coverage(s.coverage)}</p>
-          <p><span class="quiet">Log</span> <${Proof} of=${s.proof} /></p>
-        </div>
-      </div>${s.score === null ? html`<p class="quiet">Withheld: ${s.reason}</p>` : s.provisional && html`<p class="quiet">${provisional}</p>`}`
-    : stopped ? html`<p class="quiet">Not loaded.</p>`
-    : html`<div class="skeleton" aria-hidden="true"><span></span><span></span><span></span></div>`}
-  <//>`;
+function Glance({of: {scores, probes, head, proof}}) {
+  const failing = new Map(probes.filter(p => p.result === 'fail').map(p => [p.name, p]));
+  const withheld = scores.find(s => s.score === null);
+  return html`
+    <p class="quiet">As of <${Link} to=${'/audit/' + head.sequence}>entry ${number(head.sequence)}<//>, <${Time} at=${head.timestamp} />. Log <${Proof} of=${proof} /></p>
+    <p class="quiet spaced">Controls that fail are counted by whose job it is to mend them; a control that fails for two reasons can count for both.</p>
+    <${Table} dense caption="Scores of all frameworks" rowKey="framework" rows=${scores} columns=${columns(failing)} />
+    ${withheld?.reason && html`<p class="notice apart">Withheld: ${withheld.reason}.</p>`}
+    ${scores.some(s => s.provisional) && !withheld && html`<p class="notice apart">${provisional}</p>`}
+    ${!withheld && html`<div class="apart"><${Mending} failures=${failuresOf(scores, probes)} /></div>`}`;
 }
 
 // ---- one framework
@@ -83,8 +96,15 @@ export function Framework() {
         <${History} framework=${framework} name=${name} />
         <${Report} key=${framework + s.head.sequence} framework=${framework} head=${s.head} />
       </div>
+      ${s.score !== null && html`<${Mending} failures=${failures(s)} />`}
       <${Controls} controls=${s.controls} />`}<//>
   <//>`;
+}
+
+// failures are those of one framework, whose controls have their probes in them.
+function failures(s) {
+  const probes = new Map(s.controls.flatMap(c => c.probes).map(p => [p.name, p]));
+  return failuresOf([{...s, controls: s.controls.map(c => ({...c, probes: c.probes.map(p => p.name)}))}], [...probes.values()]);
 }
 
 function History({framework, name}) {
@@ -128,9 +148,6 @@ function Report({framework, head}) {
   <//>`;
 }
 
-// Whose job it is to mend what a probe found.
-const jobs = {tenant: ['Your organisation', 'your organisation'], deployment: ['The operator of this service', 'the operator of this service']};
-
 function Controls({controls}) {
   const {query} = useHere();
   const result = query.get('result') ?? '';
@@ -138,13 +155,13 @@ function Controls({controls}) {
   const [profile, setProfile] = useState('');
   const inProfile = controls.filter(c => profile === '' || c.profile === profile);
   const job = query.get('job') ?? '';
-  const failsFor = (c, who) => c.probes.some(p => p.result === 'fail' && p.responsible === who);
-  const shown = inProfile.filter(c => (result === '' || c.result === result) && (job === '' || failsFor(c, job)));
+  const failsOf = (c, who) => c.probes.some(p => p.result === 'fail' && p.responsible === who);
+  const shown = inProfile.filter(c => (result === '' || c.result === result) && (job === '' || failsOf(c, job)));
   const having = r => inProfile.filter(c => c.result === r).length;
   return html`<${Panel} title="Controls">
     <div class="filters narrow">
       <${Filter} label="Result" name="result" options=${[['', `All (${inProfile.length})`], ...Object.keys(results).map(r => [r, `${results[r][1].replace(/^./, c => c.toUpperCase())} (${having(r)})`])]} />
-      <${Filter} label="To be mended by" name="job" options=${[['', 'All'], ...Object.keys(jobs).map(who => [who, `${jobs[who][0]} (${inProfile.filter(c => failsFor(c, who)).length})`])]} />
+      <${Filter} label="To be mended by" name="job" options=${[['', 'All'], ...Object.keys(jobs).map(who => [who, `${jobs[who][0]} (${inProfile.filter(c => failsOf(c, who)).length})`])]} />
       ${profiles.length > 1 && html`<${Choice} label="Part of the framework" optional=${false} value=${profile} onInput=${setProfile} options=${[['', 'All'], ...profiles.map(p => [p, p])]} />`}
     </div>
     ${shown.length === 0 ? html`<${Empty} title="No control has this result"><p>Choose another result above.</p><//>`
@@ -155,7 +172,7 @@ function Controls({controls}) {
 
 function Control({of: c}) {
   const about = html`<p class="quiet">${[c.profile, c.related.length > 0 && `Relates to ${c.related.join(', ')} of NIST SP 800-53`, c.result !== 'manual' && `weight ${number(c.weight)}`].filter(Boolean).join(' · ')}</p>`;
-  return html`<details open=${c.result === 'fail'}>
+  return html`<details>
     <summary><span class="row between"><span><strong>${c.id}</strong> ${c.title}</span><${Result} of=${c.result} /></span></summary>
     ${about}
     ${c.probes.length === 0 ? html`<p>A person has to judge this: the service cannot see it.</p>` : html`<ul class="list">${c.probes.map(p => html`<${Probe} key=${p.name} of=${p} />`)}</ul>`}
@@ -166,9 +183,8 @@ function Probe({of: p}) {
   return html`<li><div class="stack tight grow">
     <div class="row between"><strong>${p.title}</strong><${Result} of=${p.result} /></div>
     <p>${p.detail.charAt(0).toUpperCase() + p.detail.slice(1)}</p>
-    ${p.result === 'fail' && html`<p><strong>${p.remedy}.</strong> <a href=${p.guide} target="_blank" rel="noopener noreferrer">How to do it</a></p>
-      <p class="quiet">A job of ${jobs[p.responsible][1]}; failing since <${Time} at=${p.since} /></p>
-      ${p.objects && html`<p>For: ${p.objects.map((id, i) => html`${i > 0 && ', '}<code key=${id}>${id}</code>`)}</p>`}`}
+    ${p.result === 'fail' && html`<p><strong>${p.remedy}.</strong> <a href=${p.guide} target="_blank" rel="noopener noreferrer">How to do it<span class="unseen">: ${p.title}</span></a></p>
+      <p class="quiet">A job of ${jobs[p.responsible][1]}; failing since <${Time} at=${p.since} /></p>`}
     <p class="quiet">${p.sample === 0 ? 'Nothing to look at' : `${count(p.sample, 'thing')} looked at`}, ${p.window_days === 0 ? 'in the state at that entry' : `in the ${count(p.window_days, 'day')} before that entry`}. <code>${p.name}</code></p>
     ${p.evidence.length > 0 && html`<p>Evidence: ${p.evidence.map((e, i) => html`${i > 0 && ', '}<${Link} key=${e.sequence} to=${'/audit/' + e.sequence} title=${'Hash ' + e.hash}>entry ${number(e.sequence)}<//>`)}</p>`}
   </div></li>`;

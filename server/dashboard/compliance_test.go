@@ -1,0 +1,150 @@
+package dashboard_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
+)
+
+// asked returns the requests to the interface since a number of requests, without the origin and without those for who is signed in.
+func (b *tab) asked(since int) (all []string) {
+	for _, r := range b.requested()[since:] {
+		if method, path, _ := strings.Cut(strings.Replace(r, b.origin, "", 1), " "); strings.HasPrefix(path, "/api/") && path != "/api/v2/auth/me" {
+			all = append(all, method+" "+path)
+		}
+	}
+	return all
+}
+
+// entriesOf returns how many entries of a type the newest hundred have.
+func (o owner) entriesOf(p *program, event v2.EventType) int {
+	p.t.Helper()
+	list, err := o.QueryAuditLog(p.t.Context(), &v2.QueryAuditLogParams{EventType: &event, Limit: new(100)})
+	p.must(list, err)
+	return len(list.Entries)
+}
+
+// neglected is a tenant with an expired credential, and an API key that never expires.
+func neglected(t testing.TB) (*program, owner, string) {
+	t.Helper()
+	p := startAt(t, -12*day)
+	o := p.register("Neglect", "nora@example.org")
+	p.verify(o)
+	p.must(p.operator().ActivateTenant(t.Context(), p.tenant(o)))
+	id := p.seal(o, "shop/old-database", "database", "password", "s3cret", 10)
+	p.must(o.CreateAPIKey(t.Context(), v2.CreateAPIKeyRequest{Name: "forever", Scopes: []v2.Scope{v2.ScopeVaultRead}}))
+	p.advance(12 * day)
+	p.must(o.Login(t.Context(), v2.LoginRequest{Email: o.email, Password: o.password}))
+	return p, o, id
+}
+
+// A visit to the page of compliance asks once for all frameworks, and leaves one entry.
+func TestAllFrameworksAreOneRequestAndOneEntry(t *testing.T) {
+	p, o, _ := neglected(t)
+	b := p.tab()
+	b.signIn(o, "/vault")
+	before, entries := len(b.requested()), o.entriesOf(p, v2.EventTypeCOMPLIANCESCORED)
+	b.follow("Compliance")
+	b.titled("Compliance")
+	b.sees("What your organisation has to mend")
+	b.until(shows("shop/old-database")) // names have come, too
+	asked := b.asked(before)
+	slices.Sort(asked)
+	if want := []string{"GET /api/v2/compliance/scores", "POST /api/v2/audit/names"}; !slices.Equal(asked, want) {
+		t.Errorf("the page asked for %q, want %q", asked, want)
+	}
+	if n := o.entriesOf(p, v2.EventTypeCOMPLIANCESCORED) - entries; n != 1 {
+		t.Errorf("%d entries of scores", n)
+	}
+	all, err := o.GetComplianceScores(t.Context())
+	p.must(all, err)
+	rows := value[[]string](b, `[...document.querySelectorAll('tbody tr')].map(r => r.innerText.replace(/\s+/g, ' '))`)
+	if len(rows) != 9 {
+		t.Fatalf("%d frameworks: %q", len(rows), rows)
+	}
+	failing := map[string]v2.ComplianceProbeResponsible{}
+	for _, probe := range all.Probes {
+		if probe.Result == v2.ProbeResultFail {
+			failing[probe.Name] = probe.Responsible
+		}
+	}
+	for i, s := range all.Scores {
+		own, operator := 0, 0
+		for _, c := range s.Controls {
+			of := func(who v2.ComplianceProbeResponsible) bool {
+				return slices.ContainsFunc(c.Probes, func(name string) bool { return failing[name] == who })
+			}
+			if of(v2.ComplianceProbeResponsibleTenant) {
+				own++
+			}
+			if of(v2.ComplianceProbeResponsibleDeployment) {
+				operator++
+			}
+		}
+		for _, has := range []string{fmt.Sprint(*s.Score), fmt.Sprintf("%d of %d controls", s.Coverage.Evidenced, s.Coverage.Controls), fmt.Sprintf("%d control", own), fmt.Sprintf("%d control", operator)} {
+			if !strings.Contains(rows[i], has) {
+				t.Errorf("%s: the page says %q, which lacks %q", s.Framework, rows[i], has)
+			}
+		}
+	}
+	b.accessible()
+}
+
+// What fails is there once, with whose job it is, how it is mended, and of what by name; the operator's is apart.
+func TestWhatFailsIsSaidOnceWithHowToMendIt(t *testing.T) {
+	p, o, id := neglected(t)
+	b := p.tab()
+	b.signIn(o, "/compliance")
+	all, err := o.GetComplianceScores(t.Context())
+	p.must(all, err)
+	groups := value[map[string][]string](b, `Object.fromEntries([...document.querySelectorAll('section')].filter(s => s.querySelector('.mending')).map(s => [s.querySelector('h2').innerText.replace(/ \(.*/, ''), [...s.querySelectorAll('h3')].map(h => h.innerText)]))`)
+	want := map[string][]string{}
+	for _, probe := range all.Probes {
+		if probe.Result == v2.ProbeResultFail {
+			group := map[v2.ComplianceProbeResponsible]string{"tenant": "What your organisation has to mend", "deployment": "What the operator of this service has to mend"}[probe.Responsible]
+			want[group] = append(want[group], probe.Title)
+		}
+	}
+	for group, titles := range want {
+		got := groups[group]
+		slices.Sort(got)
+		slices.Sort(titles)
+		if !slices.Equal(got, titles) {
+			t.Errorf("%s: %q, want %q", group, got, titles)
+		}
+	}
+	if len(want) != 2 || value[string](b, `document.querySelector('.mending').closest('section').querySelector('h2').innerText.replace(/ \(.*/, '')`) != "What your organisation has to mend" {
+		t.Errorf("the groups are %v", groups)
+	}
+	b.sees("The operator of the service has to do this. Your organisation cannot")
+	b.sees("Rotate these credentials, or delete what is no longer used.")
+	b.sees("failing since")
+	b.sees("forever")
+	if guides := value[int](b, `[...document.querySelectorAll('.mending > li')].filter(l => l.querySelector('a[target=_blank][href^="https://"]')).length`); guides != len(groups["What your organisation has to mend"])+len(groups["What the operator of this service has to mend"]) {
+		t.Errorf("%d guides", guides)
+	}
+	if fails := value[[]string](b, `[...document.querySelectorAll('article')].filter(a => a.ariaLabel === 'No credential is past its expiry').map(a => a.querySelector('details').textContent)`); len(fails) != 1 ||
+		!strings.Contains(fails[0], "frameworks") || !strings.Contains(fails[0], "CC6.1") {
+		t.Errorf("what it fails: %q", fails)
+	}
+	b.script(`[...document.querySelectorAll('.things a')].find(a => a.innerText === 'shop/old-database').click()`) // of two probes
+	b.titled("shop/old-database")
+	if path := b.path(); path != "/vault/"+id {
+		t.Error(path)
+	}
+
+	// An auditor may not read the vault, and reads the name without a link.
+	p.must(o.InviteMember(t.Context(), v2.InviteRequest{Email: "axel@example.org", Role: v2.RoleAuditor}))
+	_, token, _ := strings.Cut(p.link("axel@example.org", "/join"), "#token=")
+	p.must(p.newClient().AcceptInvitation(t.Context(), v2.AcceptInvitationRequest{Token: token, Password: "another quite long password"}))
+	b = p.tab()
+	b.signIn(owner{p.newClient(), "axel@example.org", "another quite long password"}, "/compliance")
+	b.sees("shop/old-database")
+	if links := value[int](b, `document.querySelectorAll('.things a').length`); links != 0 {
+		t.Errorf("an auditor has %d links to what an auditor may not see", links)
+	}
+}
+
