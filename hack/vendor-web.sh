@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the dashboard's vendored files anew from the pinned packages of hack/web: static/vendor/{preact,noble,icons}.js with
+# Makes the dashboard's vendored files anew from the pinned packages of hack/web: static/vendor/{preact,noble,icons,yaml}.js with
 # their licences, axe-core for the tests, and the manifest that a test holds them against. It needs node and npm;
 # building and running Latticekeep does not.
 #
@@ -12,7 +12,7 @@ testdata=server/dashboard/testdata
 work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT
 
-cp hack/web/{package.json,.npmrc,preact.js,noble.js,icons.js} "$work"
+cp hack/web/{package.json,.npmrc,preact.js,noble.js,icons.js,yaml.js} "$work"
 if [ "${1:-}" = --lock ]; then
 	(cd "$work" && npm install --package-lock-only >&2)
 	cp "$work/package-lock.json" hack/web/
@@ -24,7 +24,7 @@ mkdir -p "$vendor" "$testdata"
 licence() { cat "$work/node_modules/$1"/LICEN[CS]E*; }
 field() { node -p "require('$work/node_modules/$1/package.json').$2"; }
 
-for bundle in preact noble icons; do
+for bundle in preact noble icons yaml; do
 	(cd "$work" && node_modules/.bin/esbuild "$bundle.js" --bundle --minify --format=esm --target=es2022 --charset=utf8 \
 		--legal-comments=none --metafile="$bundle.json" --outfile="$bundle.min.js" >&2)
 	cp "$work/$bundle.min.js" "$vendor/$bundle.js"
@@ -38,7 +38,7 @@ done
 
 {
 	echo "What is in the files of this folder, and under which licences. hack/vendor-web.sh makes them."
-	for bundle in preact noble icons; do
+	for bundle in preact noble icons yaml; do
 		while read -r package; do
 			printf '\n%s\n%s: %s %s (%s)\n%s\n\n' "$(printf '=%.0s' {1..80})" "$bundle.js" "$package" "$(field "$package" version)" "$(field "$package" license)" "$(printf '=%.0s' {1..80})"
 			licence "$package"
@@ -60,6 +60,7 @@ cp "$work/node_modules/axe-core/axe.min.js" "$testdata/axe.min.js"
 	line "$vendor/preact.js" "$(of <"$work/preact.packages")"
 	line "$vendor/noble.js" "$(of <"$work/noble.packages")"
 	line "$vendor/icons.js" "$(of <"$work/icons.packages")"
+	line "$vendor/yaml.js" "$(of <"$work/yaml.packages")"
 	line "$vendor/LICENSES.txt" ""
 	line "$testdata/axe.min.js" "$(echo axe-core | of)"
 	line "$testdata/axe.LICENSE.txt" ""

@@ -1,0 +1,1 @@
+export { LineCounter, parseAllDocuments, visit } from "yaml";
