@@ -1,1 +1,1 @@
-export { LineCounter, parseAllDocuments, visit } from "yaml";
+export { LineCounter, isMap, isScalar, parseAllDocuments, visit } from "yaml";

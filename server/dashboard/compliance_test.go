@@ -147,4 +147,3 @@ func TestWhatFailsIsSaidOnceWithHowToMendIt(t *testing.T) {
 		t.Errorf("an auditor has %d links to what an auditor may not see", links)
 	}
 }
-

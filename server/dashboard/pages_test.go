@@ -191,6 +191,13 @@ func (e *estate) views() []view {
 		}},
 		{name: "cluster", address: "/cluster"},
 		{name: "cluster-seal", address: "/cluster/seal"},
+		{name: "cluster-seal-pasted", address: "/cluster/seal", do: func(b *tab) {
+			b.press("Paste a Secret")
+			b.fill("A Kubernetes Secret, as YAML or JSON", "apiVersion: v1\nkind: Secret\nmetadata:\n  name: meters\n  namespace: billing\n  labels: {app: meters, kubernetes.io/x: odd}\n"+
+				"data:\n  keystore.p12: MIIKAA//\nstringData:\n  username: meters\n  password: kT9-velour-hazel\n")
+			b.press("Take it over")
+			b.sees("bytes, which are sealed as they are")
+		}},
 		{name: "settings-api-keys", address: "/settings/api-keys"},
 		{name: "settings-api-keys-new", address: "/settings/api-keys", do: press("Create an API key")},
 		{name: "settings-members", address: "/settings/members"},

@@ -123,16 +123,19 @@ export class Invalid extends Error {
  *   values          pairs of data key and value, as an array, Map or object; a value
  *                   is text, which is sealed as UTF-8, or a Uint8Array
  *   ttlDays         optional; the cluster's default is 90
+ *   target          optional; the Secret that the operator makes of the values: {name, type, labels, annotations,
+ *                   immutable}, each optional; without a name it has that of the object
  *   now             optional; when the values count as sealed
  *
  * Error: Invalid.
  * @param {{
  *   key: SealingKey, namespace?: string, name: string, credentialType: string, scope?: string,
  *   values: [string, Value][] | Map<string, Value> | Record<string, Value>, ttlDays?: number | undefined, now?: Date,
+ *   target?: Target | null,
  * }} given
  * @returns {string}
  */
-export function sealManifest({key, namespace = '', name, credentialType, scope = 'Strict', values, ttlDays, now = new Date()}) {
+export function sealManifest({key, namespace = '', name, credentialType, scope = 'Strict', values, ttlDays, target = null, now = new Date()}) {
   if (!verified.has(key)) throw new Error('The sealing key was not verified: read it with readSealingKey.');
   const pairs = Array.isArray(values) || values instanceof Map ? [...values] : Object.entries(values ?? {});
   const plain = check({namespace, name, credentialType, scope, pairs, ttlDays, suite: suites[key.suite]});
@@ -163,9 +166,25 @@ export function sealManifest({key, namespace = '', name, credentialType, scope =
     '    values:',
     ...lines,
     `    version: ${version}`,
+    ...targetLines(target, name),
     ...(ttlDays ? [`  ttlDays: ${ttlDays}`] : []),
     '',
   ].join('\n');
+}
+
+// targetLines writes spec.target, in which what is the default is left out.
+/** @type {(target: Target | null, object: string) => string[]} */
+function targetLines(target, object) {
+  if (!target) return [];
+  /** @type {(field: string, all: Record<string, string> | undefined) => string[]} */
+  const map = (field, all = {}) => {
+    const pairs = Object.entries(all).sort(([a], [b]) => a < b ? -1 : 1);
+    return pairs.length === 0 ? [] : [`    ${field}:`, ...pairs.map(([key, value]) => `      ${scalar(key)}: ${scalar(value)}`)];
+  };
+  const {name, type, immutable, labels, annotations} = target;
+  const lines = [...map('annotations', annotations), ...(immutable ? ['    immutable: true'] : []), ...map('labels', labels),
+    ...(name && name !== object ? [`    name: ${scalar(name)}`] : []), ...(type ? [`    type: ${scalar(type)}`] : [])];
+  return lines.length === 0 ? ['  target: {}'] : ['  target:', ...lines];
 }
 
 // check returns the values as bytes by data key, in the order of the keys. Error:
@@ -246,5 +265,6 @@ function scalar(text) {
  *   readonly identity: string,
  * }} SealingKey
  * @typedef {string | Uint8Array} Value
+ * @typedef {{name?: string, type?: string, immutable?: boolean, labels?: Record<string, string>, annotations?: Record<string, string>}} Target
  * @typedef {{field: string, message: string, dataKey?: string}} Problem
  */
