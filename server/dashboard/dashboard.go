@@ -36,7 +36,8 @@ var pages = []string{
 	"/compliance", "/compliance/:framework",
 	"/audit", "/audit/:sequence",
 	"/cluster", "/cluster/seal",
-	"/settings", "/settings/api-keys", "/settings/members", "/settings/profile", "/settings/password", "/settings/sessions", "/settings/plan",
+	"/settings", "/settings/api-keys", "/settings/members", "/settings/policies", "/settings/groups", "/settings/webhooks", "/settings/rules",
+	"/settings/profile", "/settings/password", "/settings/sessions", "/settings/plan",
 	"/sign-in", "/register", "/verify", "/forgot", "/reset", "/join",
 }
 

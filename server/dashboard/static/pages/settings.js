@@ -10,6 +10,8 @@ const admin = 'account:admin';
 const parts = {
   'api-keys': part('API keys', 'api-keys', 'APIKeys', admin),
   members: part('Members', 'members', 'Members', admin),
+  policies: part('Policies', 'policies', 'Policies', admin),
+  webhooks: part('Webhooks', 'webhooks', 'Webhooks', admin),
   profile: part('Profile', 'account', 'Profile'),
   password: part('Password', 'account', 'ChangePassword'),
   sessions: part('Sessions', 'account', 'Sessions'),
