@@ -351,7 +351,11 @@ func (s *members) Invite(ctx context.Context, p authz.Principal, address string,
 	id := authz.NewID(invitationIDPrefix)
 	t := s.tickets.New(ticket.Invite, ticket.Subject{Tenant: p.Tenant, User: id})
 	row := invitationRow{Email: address, Role: role, CreatedAt: t.CreatedAt, ExpiresAt: t.ExpiresAt}
-	post, err := s.outbox.Prepare(ctx, mail.Message{Kind: mail.Invite, To: address, Token: t.Token})
+	about, err := s.invitationOf(ctx, p, role)
+	if err != nil {
+		return Invitation{}, err
+	}
+	post, err := s.outbox.Prepare(ctx, mail.Message{Kind: mail.Invite, To: address, Token: t.Token, Invitation: about})
 	if err != nil {
 		return Invitation{}, fmt.Errorf("preparing a mail: %w", err)
 	}
@@ -384,6 +388,22 @@ func (s *members) Invite(ctx context.Context, p authz.Principal, address string,
 	}
 	s.outbox.Notify()
 	return row.invitation(id), nil
+}
+
+// invitationOf returns what a mail says about an invitation by p.
+func (s *members) invitationOf(ctx context.Context, p authz.Principal, role authz.Role) (mail.Invitation, error) {
+	var to tenant.Tenant
+	var by userRow
+	err := s.store.View(ctx, func(r store.Reader) (err error) {
+		if to, err = s.tenants.Read(r, p.Tenant); err == nil && p.Kind == authz.User {
+			_, err = s.rows.Get(r, userKey(accountOf(p)), &by)
+		}
+		return err
+	})
+	if err != nil {
+		return mail.Invitation{}, fmt.Errorf("reading who invites: %w", err)
+	}
+	return mail.Invitation{Organisation: to.Name, Inviter: by.Email, Role: string(role)}, nil
 }
 
 // mayInvite decides whether the grantor may make an invitation. It returns the invitations that the

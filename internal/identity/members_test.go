@@ -31,6 +31,22 @@ func (f *people) key(tenant authz.TenantID, scopes ...authz.Scope) authz.Princip
 	return authz.Principal{Tenant: tenant, Kind: authz.APIKey, ID: k.Row.ID, Scopes: scopes}
 }
 
+func TestAnInvitationSaysWhoInvitesToWhat(t *testing.T) {
+	f := newPeople(t)
+	owner := f.verified("ada@example.com")
+	_, err := f.Invite(t.Context(), owner.Principal, "bob@example.com", authz.Auditor)
+	must(t, err)
+	mails := f.mails()
+	if len(mails) != 1 {
+		t.Fatalf("%d mails", len(mails))
+	}
+	for _, line := range []string{"Organisation:  Example Ltd\n", "Invited by:    ada@example.com\n", "Your role:     auditor\n"} {
+		if text := mails[0].Text; !strings.Contains(text, line) {
+			t.Errorf("%s\nlacks %q", text, line)
+		}
+	}
+}
+
 func TestAnInvitedPersonBecomesAMember(t *testing.T) {
 	f := newPeople(t)
 	owner := f.verified("ada@example.com")

@@ -21,7 +21,7 @@ type Directory string
 
 // Send implements [Transport].
 func (d Directory) Send(_ context.Context, e Envelope) error {
-	m, err := compose(e)
+	m, err := compose(e, gomail.NoEncoding)
 	if err != nil {
 		return err
 	}
@@ -35,8 +35,8 @@ func (d Directory) Send(_ context.Context, e Envelope) error {
 	return durable.Write(filepath.Join(string(d), e.ID+".eml"), b.Bytes())
 }
 
-// compose makes the Internet message (RFC 5322) of a mail.
-func compose(e Envelope) (*gomail.Msg, error) {
+// compose makes the Internet message (RFC 5322) of a mail, with an encoding of its text.
+func compose(e Envelope, encoding gomail.Encoding) (*gomail.Msg, error) {
 	from, err := mail.ParseAddress(e.From)
 	if err != nil {
 		return nil, errors.New("the configured sender is not an e-mail address")
@@ -51,8 +51,6 @@ func compose(e Envelope) (*gomail.Msg, error) {
 	m.SetDateWithValue(e.Date)
 	m.SetGenHeader("Auto-Submitted", "auto-generated") // RFC 3834: prevents automatic answers
 	m.Subject(e.Subject)
-	// The text is not encoded, because quoted-printable would break the long line of a token, which
-	// people and scripts copy. The text is ASCII, so a server without 8BITMIME accepts it.
-	m.SetBodyString(gomail.TypeTextPlain, e.Text, gomail.WithPartEncoding(gomail.NoEncoding))
+	m.SetBodyString(gomail.TypeTextPlain, e.Text, gomail.WithPartEncoding(encoding))
 	return m, nil
 }

@@ -14,8 +14,9 @@
 //     same Message-ID.
 //   - Address and token are in the database as ciphertext only, and in no log line, error or
 //     metric. Those identify mails by id.
-//   - A text contains nothing that a user wrote (no name, no tenant) and links only to the
-//     configured public URL.
+//   - A text contains nothing that a user wrote, but for the organisation and the inviter in an
+//     invitation: one short line each, of which nothing makes a link. It links only to the configured
+//     public URL, and no header but To has anything of a user.
 //
 // The package makes no tokens and knows no users. It reports a mail that could not be delivered
 // only in the log and in [Outbox.Stats].
@@ -93,7 +94,7 @@ func (o *Outbox) Prepare(ctx context.Context, m Message) (*Pending, error) {
 	if err != nil {
 		return nil, fmt.Errorf("preparing a mail: %w", err)
 	}
-	plain, err := json.Marshal(stored{m.Kind, m.To, m.Token, o.now().UTC()})
+	plain, err := json.Marshal(stored{m.Kind, m.To, m.Token, m.Invitation, o.now().UTC()})
 	if err != nil {
 		return nil, fmt.Errorf("preparing a mail: %w", err)
 	}

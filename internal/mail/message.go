@@ -4,8 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"regexp"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 )
 
 // Kind is the subject matter of a mail.
@@ -24,20 +27,30 @@ const (
 // Message is a mail before it is rendered. [Outbox.Run] drops a message without To. In this way a
 // request about an unknown address takes the same work as one about a known address.
 type Message struct {
-	Kind  Kind
-	To    string // address
-	Token string
+	Kind       Kind
+	To         string // address
+	Token      string
+	Invitation Invitation // of an Invite
+}
+
+// Invitation says who invites to what. Users wrote the first two, as anything.
+type Invitation struct {
+	Organisation string `json:"organisation"`
+	Inviter      string `json:"inviter,omitempty"` // address; empty if no user invites
+	Role         string `json:"role"`
 }
 
 // stored is the plaintext of a row.
 type stored struct {
-	Kind      Kind      `json:"kind"`
-	To        string    `json:"to"`
-	Token     string    `json:"token"`
-	CreatedAt time.Time `json:"created_at"`
+	Kind       Kind       `json:"kind"`
+	To         string     `json:"to"`
+	Token      string     `json:"token"`
+	Invitation Invitation `json:"invitation,omitzero"` // absent in rows of earlier releases
+	CreatedAt  time.Time  `json:"created_at"`
 }
 
-// template is the text of a kind of mail. It contains nothing that a user wrote.
+// template is the text of a kind of mail. It contains nothing that a user wrote; only [Invitation.facts]
+// adds that.
 type template struct {
 	subject string
 	lasts   time.Duration // how long the token is valid; an older mail is not sent
@@ -45,6 +58,7 @@ type template struct {
 	path    string        // endpoint that takes the token; empty for none
 	body    string        // request to the endpoint, with %s for the token
 	text    string        // has %s for the link, if there is a page, and %s for the command, if there is an endpoint; both end with a newline
+	facts   bool          // has %s for what is known of the invitation before them
 }
 
 // maxAge is how long delivery of a mail is retried.
@@ -92,14 +106,19 @@ password stays as it is.
 		page:    "/join",
 		path:    "/api/v2/auth/accept-invitation",
 		body:    `{"token":"%s","password":"PUT A NEW PASSWORD HERE"}`,
-		text: `You are invited to an account of latticekeep. To accept, open this page within
-seven days:
+		facts:   true,
+		text: `You are invited to Latticekeep, where a team keeps its passwords, keys and other
+credentials, encrypted and with a log of each use.
+%s
+To accept, open this page within seven days:
 
 %s
 Without a browser, put a new password into this command and run it instead:
 
 %s
-If you expect no invitation, do nothing.
+If you do not expect an invitation, or do not know who invites you, do nothing:
+nobody gets an account for you, and the invitation ends by itself. To be sure, ask
+whoever invites you in another way than by answering this mail.
 `,
 	},
 	PasswordChanged: {
@@ -153,6 +172,9 @@ func render(id string, m stored, o Options) Envelope {
 		body = fmt.Sprintf(body, m.Token)
 	}
 	var parts []any
+	if t.facts {
+		parts = append(parts, m.Invitation.facts())
+	}
 	if t.page != "" {
 		fragment := ""
 		if m.Token != "" {
@@ -166,13 +188,59 @@ func render(id string, m stored, o Options) Envelope {
 	return Envelope{ID: id, From: o.From, To: m.To, Subject: t.subject, Text: fmt.Sprintf(t.text, parts...), Date: m.CreatedAt}
 }
 
+// facts returns the lines about an invitation, or nothing for one of an earlier release.
+func (i Invitation) facts() string {
+	if i.Organisation == "" {
+		return ""
+	}
+	lines := "\n  Organisation:  " + inert(i.Organisation) + "\n"
+	if i.Inviter != "" {
+		lines += "  Invited by:    " + inertAddress(i.Inviter) + "\n"
+	}
+	return lines + "  Your role:     " + i.Role + "\n"
+}
+
+// maxInert is how many characters of what a user wrote a mail shows.
+const maxInert = 80
+
+// plainAddress is an address that mail programs take for nothing but an address.
+var plainAddress = regexp.MustCompile(`^[\pL\pN_+-][\pL\pN._+-]*@[a-z0-9.-]+$`)
+
+func inertAddress(address string) string {
+	if plainAddress.MatchString(address) && !strings.HasPrefix(address, "www.") && utf8.RuneCountInString(address) <= maxInert {
+		return address
+	}
+	return inert(address)
+}
+
+// inert returns what a user wrote as a short line of which no mail program makes a link: everything
+// that has a meaning in URLs, addresses and markup becomes a space, and a dot has one behind it.
+func inert(text string) string {
+	var line strings.Builder
+	for _, r := range text {
+		switch {
+		case unicode.In(r, unicode.L, unicode.M, unicode.N), strings.ContainsRune("-_'&,+()", r):
+			line.WriteRune(r)
+		case r == '.':
+			line.WriteString(". ")
+		default:
+			line.WriteRune(' ')
+		}
+	}
+	short := []rune(strings.Join(strings.Fields(line.String()), " "))
+	if len(short) > maxInert {
+		return string(short[:maxInert]) + "..."
+	}
+	return string(short)
+}
+
 // Envelope is a rendered mail.
 type Envelope struct {
 	ID      string // id of the mail, the same at every attempt
 	From    string // address, with or without a name
 	To      string // address
 	Subject string
-	Text    string // ASCII
+	Text    string // UTF-8; ASCII but for the organisation and the inviter of an invitation
 	Date    time.Time
 }
 

@@ -12,7 +12,9 @@ import (
 	"net/textproto"
 	"os"
 	"strconv"
+	"strings"
 	"sync"
+	"unicode"
 
 	gomail "github.com/wneessen/go-mail"
 
@@ -76,7 +78,13 @@ func loopback(host string) bool {
 
 // Send implements [Transport].
 func (s *SMTP) Send(ctx context.Context, e Envelope) error {
-	m, err := compose(e)
+	// A text in ASCII is not encoded, because quoted-printable breaks the long line of a token, which
+	// people and scripts copy. Any other is, for servers without 8BITMIME.
+	encoding := gomail.NoEncoding
+	if strings.ContainsFunc(e.Text, func(r rune) bool { return r > unicode.MaxASCII }) {
+		encoding = gomail.EncodingQP
+	}
+	m, err := compose(e, encoding)
 	if err != nil {
 		return err
 	}
