@@ -128,6 +128,7 @@ type Principal struct {
 	Pod       string // UID of the pod that a service account's token was made for; empty for all others
 	RequestID string // identifies the request or reconcile in log, header and audit entry
 	SourceIP  string // peer of the connection; empty inside the process
+	Device    string // program and system of whoever signs in, in a few words; empty for all others
 }
 
 // Source returns what stands for the host of an address wherever callers are bounded by address. For

@@ -27,6 +27,9 @@ type Session struct {
 	CreatedAt  time.Time
 	LastUsedAt time.Time // sign-in or newest refresh
 	ExpiresAt  time.Time
+
+	Device  string // program and system of the newest use, in a few words; empty if neither is known
+	Address string // client's address at the newest use; empty for sessions of earlier releases
 }
 
 // Tokens are the two tokens of a session. They are shown once.
@@ -63,6 +66,8 @@ type sessionRow struct {
 	ExpiresAt  time.Time      `json:"expires_at"`
 	Selector   string         `json:"selector"` // hashed, like Secret
 	Secret     string         `json:"secret"`
+	Device     string         `json:"device,omitempty"` // earlier releases wrote neither this nor Address
+	Address    string         `json:"address,omitempty"`
 }
 
 // sessionName identifies the row of a session.
@@ -206,6 +211,7 @@ func (s *sessions) Refresh(ctx context.Context, from authz.Principal, refreshTok
 		}
 		p = was
 		p.row.LastUsedAt, p.row.Secret = now, secretHash
+		p.row.Device, p.row.Address = from.Device, from.SourceIP
 		return s.rows.Put(tx, sessionKey(p.name), p.row)
 	})
 	if err != nil {
@@ -323,7 +329,10 @@ func (s *sessions) Sessions(ctx context.Context, p Caller) ([]Session, error) {
 	list := []Session{}
 	for _, one := range all {
 		if now.Before(one.row.ExpiresAt) {
-			list = append(list, Session{one.name.ID, one.name.ID == p.Session, one.row.CreatedAt, one.row.LastUsedAt, one.row.ExpiresAt})
+			list = append(list, Session{
+				ID: one.name.ID, Current: one.name.ID == p.Session, CreatedAt: one.row.CreatedAt, LastUsedAt: one.row.LastUsedAt, ExpiresAt: one.row.ExpiresAt,
+				Device: one.row.Device, Address: one.row.Address,
+			})
 		}
 	}
 	err = s.guard.Record(ctx, audit.Event{

@@ -391,3 +391,34 @@ func TestAUserOfAnEndedTrialSignsInAndIsReadOnly(t *testing.T) {
 	}
 	must(t, f.SignOut(t.Context(), c))
 }
+
+// A session says what program used it last, and from where. Nothing is said of one that an earlier release wrote.
+func TestASessionSaysWhereItIs(t *testing.T) {
+	f := newPeople(t)
+	f.register("ada@example.com")
+	from := stranger
+	from.SourceIP, from.Device = "192.0.2.7", "Firefox on Linux"
+	tokens, err := f.SignIn(t.Context(), from, "ada@example.com", secret.Bytes(goodPassword))
+	must(t, err)
+	is := func(device, address string) {
+		t.Helper()
+		all, err := f.Sessions(t.Context(), f.caller(tokens))
+		must(t, err)
+		if len(all) != 1 || all[0].Device != device || all[0].Address != address {
+			t.Errorf("%+v, want %q at %q", all, device, address)
+		}
+	}
+	is("Firefox on Linux", "192.0.2.7")
+	from.SourceIP, from.Device = "2001:db8::9", "curl"
+	tokens, err = f.Refresh(t.Context(), from, tokens.Refresh)
+	must(t, err)
+	is("curl", "2001:db8::9")
+	tokens, err = f.Refresh(t.Context(), authz.Principal{Tenant: authz.SystemTenant, Kind: authz.Stranger}, tokens.Refresh)
+	must(t, err)
+	is("", "")
+	for _, row := range f.rows("session/row/") {
+		if strings.Contains(string(row), "device") || strings.Contains(string(row), `"address"`) {
+			t.Errorf("a row without both has other fields than those of earlier releases: %s", row)
+		}
+	}
+}

@@ -103,7 +103,10 @@ func (s *signIns) beginSession(ctx context.Context, from authz.Principal, l logi
 	now, asked := s.now().UTC(), s.users.emailHash(l.row.Email)
 	n := sessionName{l.User, authz.NewID(sessionIDPrefix)}
 	refresh, selector, secretHash := s.sessions.newRefresh(nil)
-	row := sessionRow{l.Tenant, now, now, now.Add(sessionLifetime), selector, secretHash}
+	row := sessionRow{
+		Tenant: l.Tenant, CreatedAt: now, LastUsedAt: now, ExpiresAt: now.Add(sessionLifetime), Selector: selector, Secret: secretHash,
+		Device: from.Device, Address: from.SourceIP,
+	}
 	e := audit.Event{
 		Type: audit.UserSignedIn, Outcome: audit.Success, Principal: l.principal(from),
 		Resource: audit.Resource{Type: audit.SessionResource, ID: n.ID},

@@ -212,3 +212,31 @@ func TestSettingsOfTheOrganisationAreForAdmins(t *testing.T) {
 		}
 	}
 }
+
+// Sessions are told apart by device and address, and the plan has its numbers.
+func TestSessionsAndThePlanAreDescribed(t *testing.T) {
+	p := start(t)
+	o := p.register("Sessions", "sven@example.org")
+	b := p.tab()
+	b.signIn(o, "/settings/sessions")
+	b.sees("Chrome on Linux")
+	b.sees("127.0.0.1")
+	b.sees("latticekeep-go")
+	b.accessible()
+	b.press("Sign out all others")
+	b.sees("All other sessions are signed out")
+	b.gone("latticekeep-go")
+	b.open("/settings/plan")
+	b.sees("1,000 requests a minute as for everybody")
+	b.sees("5,000 requests a minute as for everybody")
+	limit := 1234
+	p.must(p.operator().SetTenantLimits(t.Context(), p.tenantOf(b), v2.LimitTenantRequest{V2: &limit}))
+	b.open("/settings/plan")
+	b.sees("1,234 requests a minute set for your organisation")
+	b.sees("1,000 requests a minute as for everybody")
+}
+
+// tenantOf returns the id of the organisation that a tab is signed in to.
+func (p *program) tenantOf(b *tab) string {
+	return value[string](b, `fetch('/api/v2/auth/me').then(r => r.json()).then(a => a.tenant.tenant_id)`)
+}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/quota"
 )
 
@@ -24,17 +25,20 @@ func (l Limits) withDefaults() Limits {
 	}
 }
 
-// limit returns the caller's limit for this version, in requests per minute: that of its tenant, or
-// the default.
+// EffectiveLimits returns the caller's limits of both versions, in requests per minute: those of its
+// tenant, or the defaults.
+func (call *Call) EffectiveLimits() identity.Limits {
+	own, rates := call.Caller.Limits, call.gate.config.Limits
+	return identity.Limits{V1: cmp.Or(own.V1, rates.V1), V2: cmp.Or(own.V2, rates.V2)}
+}
+
+// limit returns the caller's limit for this version.
 func (call *Call) limit() int {
-	own, rate := call.Caller.Limits.V2, call.gate.config.Limits.V2
+	limits := call.EffectiveLimits()
 	if call.version.scheme == BearerKey {
-		own, rate = call.Caller.Limits.V1, call.gate.config.Limits.V1
+		return limits.V1
 	}
-	if own > 0 {
-		return own
-	}
-	return rate
+	return limits.V2
 }
 
 // lendingPatience is how long a request waits to be counted. It leaves time to report a failure

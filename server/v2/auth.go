@@ -14,6 +14,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/buildinfo"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/identity"
+	"github.com/latticekeep/latticekeep/internal/identity/device"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/server/gate"
 )
@@ -75,12 +76,19 @@ func (a *accountAPI) Login(c *gin.Context) {
 		}
 		password := secret.Bytes(body.Password)
 		defer password.Zero()
-		tokens, err := a.identity.SignIn(ctx, call.Principal(), body.Email, password)
+		tokens, err := a.identity.SignIn(ctx, withDevice(c, call), body.Email, password)
 		if err != nil {
 			return nil, err
 		}
 		return a.tokens(c, tokens), nil
 	})
+}
+
+// withDevice returns the caller with the program that it uses, which a session shows to its user.
+func withDevice(c *gin.Context, call *gate.Call) authz.Principal {
+	p := call.Principal()
+	p.Device = device.Of(c.Request.UserAgent())
+	return p
 }
 
 // RefreshSession exchanges the refresh token for new tokens.
@@ -90,7 +98,7 @@ func (a *accountAPI) RefreshSession(c *gin.Context) {
 		if !ok {
 			return nil, fault.Unauthenticated
 		}
-		tokens, err := a.identity.Refresh(ctx, call.Principal(), token)
+		tokens, err := a.identity.Refresh(ctx, withDevice(c, call), token)
 		if errors.Is(err, fault.Unauthenticated) {
 			a.clearCookies(c)
 		}
@@ -240,6 +248,8 @@ func (a *accountAPI) GetAccount(c *gin.Context) {
 			Tenant:    a.tenant(t),
 			Server:    &api.ServerInfo{Version: buildinfo.Version(), Documentation: buildinfo.Documentation},
 		}
+		limits := call.EffectiveLimits()
+		answer.EffectiveLimits = &api.EffectiveLimits{V1: limits.V1, V2: limits.V2}
 		if u != nil {
 			own := user(*u)
 			answer.User = &own
@@ -260,6 +270,7 @@ func (a *accountAPI) ListSessions(c *gin.Context) {
 			answer.Sessions[i] = api.Session{
 				SessionId: s.ID, Current: s.Current,
 				CreatedAt: s.CreatedAt.UTC(), LastUsedAt: s.LastUsedAt.UTC(), ExpiresAt: s.ExpiresAt.UTC(),
+				Device: gate.NonZero(s.Device), Address: gate.NonZero(s.Address),
 			}
 		}
 		return answer, nil

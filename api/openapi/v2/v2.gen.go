@@ -2032,7 +2032,10 @@ type AccessLoss struct {
 
 // AccountAnswer defines model for AccountAnswer.
 type AccountAnswer struct {
-	Principal Principal `json:"principal"`
+	// EffectiveLimits The rate limits that count for the caller, in requests a minute of each version: those of its tenant, or the
+	// deployment's defaults.
+	EffectiveLimits *EffectiveLimits `json:"effective_limits,omitempty"`
+	Principal       Principal        `json:"principal"`
 
 	// Server What answers.
 	Server  *ServerInfo `json:"server,omitempty"`
@@ -2851,6 +2854,13 @@ type DiagnosisLine struct {
 	// Runbook URL of a page that says more. Absent when the part is well.
 	Runbook *string    `json:"runbook,omitempty"`
 	Status  PartStatus `json:"status"`
+}
+
+// EffectiveLimits The rate limits that count for the caller, in requests a minute of each version: those of its tenant, or the
+// deployment's defaults.
+type EffectiveLimits struct {
+	V1 int `json:"v1"`
+	V2 int `json:"v2"`
 }
 
 // EmailRequest defines model for EmailRequest.
@@ -4012,10 +4022,19 @@ type ServerInfo struct {
 
 // Session defines model for Session.
 type Session struct {
+	// Address The client's address at the newest use. Absent for sessions that an earlier release used last.
+	//
+	// Example: 192.0.2.7
+	Address   *string   `json:"address,omitempty"`
 	CreatedAt time.Time `json:"created_at"`
 
 	// Current It is the one that asks.
-	Current   bool      `json:"current"`
+	Current bool `json:"current"`
+
+	// Device The program and the operating system of the newest use, as its User-Agent header names them. Absent if it names neither.
+	//
+	// Example: Firefox on Linux
+	Device    *string   `json:"device,omitempty"`
 	ExpiresAt time.Time `json:"expires_at"`
 
 	// LastUsedAt When it began, or its tokens were last renewed.

@@ -2,7 +2,7 @@
 import {html, useState} from '../../vendor/preact.js';
 import {useAccount} from '../../lib/account.js';
 import {del, get, post} from '../../lib/api.js';
-import {number} from '../../lib/format.js';
+import {number, visible} from '../../lib/format.js';
 import {scopes} from '../../lib/words.js';
 import {Act, Facts, Form, Hash, Loaded, Name, Panel, Password, Table, Tag, Time, say, useLoad} from '../../lib/ui.js';
 
@@ -56,10 +56,12 @@ export function Sessions() {
   };
   return html`<${Panel} title="Where you are signed in" actions=${others.length > 0 && html`<${Act} kind="danger" done="All other sessions are signed out" onClick=${endOthers}>Sign out all others<//>`}>
     <${Loaded} of=${sessions}>${({sessions: list}) => html`<${Table} caption="Sessions" rowKey="session_id" rows=${list} columns=${[
-      {title: 'Session', cell: s => html`<${Hash}>${s.session_id}<//>${s.current && html` <${Tag} kind="good">this one<//>`}`},
+      {title: 'Device', cell: s => html`${s.device ? html`<${Name}>${s.device}<//>` : html`<span class="quiet">not known</span>`}${s.current && html` <${Tag} kind="good">this one<//>`}`},
+      {title: 'Address', cell: s => s.address ? html`<code>${visible(s.address)}</code>` : html`<span class="quiet">not known</span>`},
       {title: 'Signed in', cell: s => html`<${Time} at=${s.created_at} />`},
       {title: 'Last active', cell: s => html`<${Time} at=${s.last_used_at} relative />`},
       {title: 'Expires', cell: s => html`<${Time} at=${s.expires_at} relative />`},
+      {title: 'Session', cell: s => html`<${Hash} label="Copy the id">${s.session_id}<//>`},
       {title: 'Actions', hidden: true, class: 'fit', cell: s => html`<${Act} kind="danger" aria-label=${s.current ? 'Sign out of this session' : 'Sign out of the session ' + s.session_id} done="The session is signed out" onClick=${() => endOne(s)}>Sign out<//>`},
     ]} />`}<//>
   <//>`;
@@ -68,16 +70,16 @@ export function Sessions() {
 const standing = {trial: ['warn', 'trial'], active: ['good', 'active'], read_only: ['bad', 'read only: the trial has ended']};
 
 export function Plan() {
-  const {tenant} = useAccount();
+  const {tenant, effective_limits: limits} = useAccount();
   const [kind, text] = standing[tenant.status] ?? ['plain', tenant.status];
-  const limit = n => n ? `${number(n)} requests a minute` : 'the default of this service';
+  const limit = v => limits && html`${number(limits[v])} requests a minute <span class="quiet">${tenant.limits?.[v] ? 'set for your organisation' : 'as for everybody'}</span>`;
   return html`<${Panel} title="Plan of your organisation">
     <${Facts} of=${[
       ['State', html`<${Tag} kind=${kind}>${text}<//>`],
       [tenant.status === 'read_only' ? 'Trial ended' : 'Trial ends', tenant.trial_ends_at && html`<${Time} at=${tenant.trial_ends_at} />, <${Time} at=${tenant.trial_ends_at} relative />`],
       ['Organisation since', html`<${Time} at=${tenant.created_at} />`],
-      ['Limit of version 1 of the interface', limit(tenant.limits?.v1)],
-      ['Limit of version 2 of the interface', limit(tenant.limits?.v2)],
+      ['Limit of version 1 of the interface', limit('v1')],
+      ['Limit of version 2 of the interface', limit('v2')],
     ]} />
     <p class="quiet">The operator of this service activates plans and sets limits. When a trial has ended, credentials can still be read and deleted, data decrypted, signatures verified, and keys of programs revoked.</p>
   <//>`;
