@@ -24,6 +24,7 @@ from ._types_v2 import (
     ComplianceHistory,
     ComplianceReport,
     ComplianceScore,
+    ComplianceScores,
     ConsistencyProof,
     CreatedAPIKey,
     CreatedWebhook,
@@ -66,6 +67,7 @@ from ._types_v2 import (
     MemberList,
     NameList,
     NeverExpires,
+    Overview,
     PathVerb,
     PermittedList,
     Plaintext,
@@ -1049,6 +1051,23 @@ class OperationsV2:
         """
         call = Call("GET", "/api/v2/auth/me")
         return cast(AccountAnswer, self._transport.json(call))
+
+    def get_overview(self) -> Overview:
+        """What is wrong, what waits for the caller, and what happened.
+
+        The health of the service, what waits for the caller, and what happened in the last 30
+        days, in one answer. Any caller may ask. What its scopes do not cover is left out:
+        `health` takes `audit:read` or `compliance:read`, `activity` and reviews `audit:read`,
+        `scores` `compliance:read`, `credentials` `vault:read`, named keys `keys:read`, and API
+        keys and members `account:admin`. Somebody with policies is told of the credentials that
+        they may list. A part that cannot be read at the moment is named in `unavailable`. The
+        work is bounded, however many credentials and entries there are. Recorded as one
+        `ACCOUNT_READ` with the attribute `overview`, which names the parts.
+
+        No scope is needed.
+        """
+        call = Call("GET", "/api/v2/overview")
+        return cast(Overview, self._transport.json(call))
 
     def list_sessions(self) -> SessionList:
         """List the own sessions.
@@ -2371,6 +2390,18 @@ class OperationsV2:
             query={"framework": framework, **given({"head": head})},
         )
         return cast(ComplianceScore, self._transport.json(call))
+
+    def get_compliance_scores(self) -> ComplianceScores:
+        """The scores of all frameworks.
+
+        The scores of all frameworks as of the tenant's newest entry, in one answer that leaves
+        one entry. Each probe is listed once, with what mends it, and controls name their
+        probes. What is withheld and why is as in the score of one framework.
+
+        Scope: `compliance:read`.
+        """
+        call = Call("GET", "/api/v2/compliance/scores")
+        return cast(ComplianceScores, self._transport.json(call))
 
     def get_inventory(self) -> bytes:
         """The cryptographic inventory.

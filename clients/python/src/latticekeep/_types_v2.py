@@ -11,6 +11,16 @@ APIKeyStatus = Literal["active", "expired", "pending"]
 Algorithm = Literal["ML-KEM-768"]
 """The key encapsulation (FIPS 203), always together with HKDF-SHA-512 and AES-256-GCM."""
 
+ComplianceControlResult = Literal[
+    "pass",
+    "fail",
+    "no_data",
+    "not_applicable",
+    "manual",
+]
+
+ComplianceScoreProofStatus = Literal["verified", "verifying", "broken", "disabled"]
+
 CredentialID = str
 
 CredentialType = str
@@ -145,6 +155,15 @@ NeverExpires = bool
 """It never expires: `expires_at` is 9999-12-31T23:59:59Z. Only where `never_expires_paths` of the
 settings has a path that matches the name, and not together with `ttl_days`.
 """
+
+OverviewPart = Literal[
+    "account",
+    "activity",
+    "api_keys",
+    "compliance",
+    "credentials",
+    "keys",
+]
 
 PartStatus = Literal["ok", "warning", "failed", "skipped"]
 
@@ -305,8 +324,31 @@ class _AccountAnswerRequired(TypedDict):
 
 
 class AccountAnswer(_AccountAnswerRequired, total=False):
+    effective_limits: EffectiveLimits
     server: ServerInfo
     user: User
+
+
+class Activity(TypedDict):
+    complete: bool
+    """All entries of the 30 days were counted. Otherwise the oldest days or the denials are
+    missing.
+    """
+    days: List[ActivityDay]
+    """The last days in UTC, the oldest first."""
+
+
+class _ActivityDayRequired(TypedDict):
+    changes: int
+    """Entries of the category `changes`, attempts included."""
+    date: str
+    secrets: int
+    """Entries of the category `secrets`, attempts included."""
+
+
+class ActivityDay(_ActivityDayRequired, total=False):
+    denials: int
+    """Denied attempts of any kind. Absent when they are not counted yet."""
 
 
 class ApprovedAPIKey(TypedDict):
@@ -470,7 +512,7 @@ class _ComplianceControlRequired(TypedDict):
     probes: List[ComplianceProbe]
     related: List[str]
     """Controls of NIST SP 800-53 that it relates to."""
-    result: Literal["pass", "fail", "no_data", "not_applicable", "manual"]
+    result: ComplianceControlResult
     title: str
     """Our own short title, not the text of the standard."""
     weight: float
@@ -479,6 +521,14 @@ class _ComplianceControlRequired(TypedDict):
 class ComplianceControl(_ComplianceControlRequired, total=False):
     profile: str
     """The part of the framework that it is of, where there are several: rev5 and 20x of FedRAMP."""
+
+
+class ComplianceCoverage(TypedDict):
+    controls: int
+    """Controls listed for the framework."""
+    evidenced: int
+    """Those that this service has evidence for."""
+    percent: float
 
 
 class ComplianceHistory(TypedDict):
@@ -517,6 +567,16 @@ class ComplianceProbe(_ComplianceProbeRequired, total=False):
     """
 
 
+class _ComplianceProofRequired(TypedDict):
+    status: ComplianceScoreProofStatus
+    verified_to: int
+    """The chain holds up to this sequence."""
+
+
+class ComplianceProof(_ComplianceProofRequired, total=False):
+    verified_at: str
+
+
 class ComplianceReport(TypedDict):
     expires_at: str
     format: Literal["pdf", "oscal", "ksi"]
@@ -530,10 +590,10 @@ class ComplianceReport(TypedDict):
 
 class _ComplianceScoreRequired(TypedDict):
     controls: List[ComplianceControl]
-    coverage: ComplianceScoreCoverage
+    coverage: ComplianceCoverage
     framework: Framework
     head: ChainHead
-    proof: ComplianceScoreProof
+    proof: ComplianceProof
     provisional: bool
     """True while the log has no assessment of the deployment yet. Its probes then have no data and
     are left out, so that the score is no better than a lower one that has them.
@@ -549,6 +609,16 @@ class ComplianceScore(_ComplianceScoreRequired, total=False):
     reason: str
 
 
+class ComplianceScores(TypedDict):
+    head: ChainHead
+    probes: List[ComplianceProbe]
+    """Each probe once, however many controls it is of. None while scores are withheld."""
+    proof: ComplianceProof
+    scores: List[FrameworkScore]
+    """One for each framework."""
+    success: Literal[True]
+
+
 _ConsistencyProofFrom = TypedDict("_ConsistencyProofFrom", {"from": "int"}, total=True)
 
 
@@ -556,6 +626,20 @@ class ConsistencyProof(_ConsistencyProofFrom):
     path: HashPath
     success: Literal[True]
     to: int
+
+
+class _ControlSummaryRequired(TypedDict):
+    id: str
+    probes: List[str]
+    """The names of its probes."""
+    result: ComplianceControlResult
+    title: str
+    """Our own short title, not the text of the standard."""
+
+
+class ControlSummary(_ControlSummaryRequired, total=False):
+    profile: str
+    """The part of the framework that it is of, where there are several: rev5 and 20x of FedRAMP."""
 
 
 class _CreateAPIKeyRequestRequired(TypedDict):
@@ -877,6 +961,14 @@ class DiagnosisLine(_DiagnosisLineRequired, total=False):
     """URL of a page that says more. Absent when the part is well."""
 
 
+class EffectiveLimits(TypedDict):
+    """The rate limits that count for the caller, in requests a minute of each version: those of
+    its tenant, or the deployment's defaults.
+    """
+    v1: int
+    v2: int
+
+
 class EmailRequest(TypedDict):
     email: str
 
@@ -1013,6 +1105,22 @@ class ErasedReviewNote(TypedDict):
 class Error(TypedDict):
     error: ErrorError
     success: Literal[False]
+
+
+class _FrameworkScoreRequired(TypedDict):
+    controls: List[ControlSummary]
+    coverage: ComplianceCoverage
+    framework: Framework
+    provisional: bool
+    """As in the score of one framework."""
+    score: Optional[float]
+    """Null when it is withheld; `reason` says why."""
+    version: str
+    """Which edition of the framework."""
+
+
+class FrameworkScore(_FrameworkScoreRequired, total=False):
+    reason: str
 
 
 class Group(TypedDict):
@@ -1181,6 +1289,58 @@ class ObjectCondition(TypedDict):
     status: Literal["True", "False", "Unknown"]
     type: str
     """Ready, Reconciling, Stalled, TargetSynced, ValuesStale or Expiring."""
+
+
+class _OverviewRequired(TypedDict):
+    setup: Setup
+    success: Succeeded
+    todo: List[Todo]
+    """What waits for the caller, the most urgent first. A kind without anything is left out."""
+
+
+class Overview(_OverviewRequired, total=False):
+    activity: Activity
+    credentials: OverviewCredentials
+    health: List[PartHealth]
+    """The parts of the deployment. What is wrong with one is for the operator of the service."""
+    scores: List[OverviewScore]
+    """One for each framework, as of the newest entry."""
+    unavailable: List[OverviewPart]
+    """Parts that the caller may see and that cannot be read at the moment. Absent for none."""
+
+
+class _OverviewCredentialsRequired(TypedDict):
+    active: int
+    complete: bool
+    """All credentials were counted. Otherwise the numbers are of those that were looked at."""
+    expired: int
+    expiring_soon: int
+    """Active ones that expire within 7 days."""
+    total: int
+    """Active and expired."""
+
+
+class OverviewCredentials(_OverviewCredentialsRequired, total=False):
+    unread: UnreadCredentials
+
+
+class OverviewScore(TypedDict):
+    covered: float
+    """Percent of the controls that this service has evidence for."""
+    failing: int
+    """Controls that fail and that the tenant can mend."""
+    framework: Framework
+    provisional: bool
+    score: Optional[float]
+    """Null while it is withheld."""
+
+
+class PartHealth(TypedDict):
+    message: str
+    """The same for every tenant, but for the entry up to which the log is verified."""
+    part: Literal["chain", "rows", "anchors", "kms", "backups", "certificates"]
+    status: Literal["ok", "warning", "failed", "unknown"]
+    """Unknown is what was not looked at, or not in time."""
 
 
 class _PatchRequestRequired(TypedDict):
@@ -1623,7 +1783,7 @@ class ServerInfo(TypedDict):
     """The version of the program, or the commit that it was built from."""
 
 
-class Session(TypedDict):
+class _SessionRequired(TypedDict):
     created_at: str
     current: bool
     """It is the one that asks."""
@@ -1631,6 +1791,17 @@ class Session(TypedDict):
     last_used_at: str
     """When it began, or its tokens were last renewed."""
     session_id: str
+
+
+class Session(_SessionRequired, total=False):
+    address: str
+    """The client's address at the newest use. Absent for sessions that an earlier release used
+    last.
+    """
+    device: str
+    """The program and the operating system of the newest use, as its User-Agent header names them.
+    Absent if it names neither.
+    """
 
 
 class SessionAnswer(TypedDict):
@@ -1658,6 +1829,18 @@ class SettingsRequest(TypedDict, total=False):
     """
     never_expires_paths: List[str]
     """All globs of paths on which credentials may never expire, as in a policy."""
+
+
+class Setup(TypedDict, total=False):
+    """What a new tenant has done already. A step that the caller cannot see is left out."""
+    api_key: bool
+    """There is an API key."""
+    credential: bool
+    """There is a credential."""
+    email: bool
+    """The address of the caller is verified."""
+    member: bool
+    """There is a second member, or an open invitation."""
 
 
 class SignAnswer(TypedDict):
@@ -1730,6 +1913,15 @@ class TenantList(_TenantListRequired, total=False):
     """The `cursor` of the next page; absent on the last."""
 
 
+class _TodoRequired(TypedDict):
+    count: int
+    kind: Literal["credentials_expired", "credentials_expiring", "reviews_waiting", "controls_failing", "keys_overdue", "api_keys_pending", "api_keys_expiring", "email_unverified"]
+
+
+class Todo(_TodoRequired, total=False):
+    framework: Framework
+
+
 class TokenAnswer(TypedDict):
     access_token: str
     """A JWT, opaque to callers."""
@@ -1747,6 +1939,18 @@ class TokenRequest(TypedDict):
 class UndoRequest(TypedDict):
     version: int
     """The version whose values come back."""
+
+
+class UnreadCredentials(TypedDict):
+    """Active credentials of this vault that are at least so many days old, and that nobody has
+    read since. Absent when too many were read to tell.
+    """
+    complete: bool
+    """All were counted. Otherwise there may be more."""
+    count: int
+    credentials: List[Credential]
+    """Those that were not read for the longest time."""
+    days: int
 
 
 class _UnsealedCredentialRequired(TypedDict):
@@ -1871,24 +2075,6 @@ class WebhookRequest(_WebhookRequestRequired, total=False):
 class AccessLossActor(TypedDict):
     id: str
     type: str
-
-
-class ComplianceScoreCoverage(TypedDict):
-    controls: int
-    """Controls listed for the framework."""
-    evidenced: int
-    """Those that this service has evidence for."""
-    percent: float
-
-
-class _ComplianceScoreProofRequired(TypedDict):
-    status: Literal["verified", "verifying", "broken", "disabled"]
-    verified_to: int
-    """The chain holds up to this sequence."""
-
-
-class ComplianceScoreProof(_ComplianceScoreProofRequired, total=False):
-    verified_at: str
 
 
 class ErrorError(TypedDict):

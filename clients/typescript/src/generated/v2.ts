@@ -1006,6 +1006,33 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v2/overview": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * What is wrong, what waits for the caller, and what happened
+         * @description The health of the service, what waits for the caller, and what happened in the last 30 days, in one answer. Any caller
+         *     may ask. What its scopes do not cover is left out: `health` takes `audit:read` or `compliance:read`, `activity` and
+         *     reviews `audit:read`, `scores` `compliance:read`, `credentials` `vault:read`, named keys `keys:read`, and API keys and
+         *     members `account:admin`. Somebody with policies is told of the credentials that they may list. A part that cannot be
+         *     read at the moment is named in `unavailable`. The work is bounded, however many credentials and entries there are.
+         *     Recorded as one `ACCOUNT_READ` with the attribute `overview`, which names the parts.
+         *
+         *     No scope is needed.
+         */
+        get: operations["getOverview"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v2/auth/sessions": {
         parameters: {
             query?: never;
@@ -2463,6 +2490,29 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v2/compliance/scores": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * The scores of all frameworks
+         * @description The scores of all frameworks as of the tenant's newest entry, in one answer that leaves one entry. Each probe is listed once,
+         *     with what mends it, and controls name their probes. What is withheld and why is as in the score of one framework.
+         *
+         *     Scope: `compliance:read`.
+         */
+        get: operations["getComplianceScores"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v2/compliance/history": {
         parameters: {
             query?: never;
@@ -3084,6 +3134,96 @@ export interface components {
             /** @description It never expires. Absent otherwise. */
             never_expires?: boolean;
         };
+        Overview: {
+            success: components["schemas"]["Succeeded"];
+            /** @description The parts of the deployment. What is wrong with one is for the operator of the service. */
+            health?: components["schemas"]["PartHealth"][];
+            /** @description What waits for the caller, the most urgent first. A kind without anything is left out. */
+            todo: components["schemas"]["Todo"][];
+            setup: components["schemas"]["Setup"];
+            credentials?: components["schemas"]["OverviewCredentials"];
+            activity?: components["schemas"]["Activity"];
+            /** @description One for each framework, as of the newest entry. */
+            scores?: components["schemas"]["OverviewScore"][];
+            /** @description Parts that the caller may see and that cannot be read at the moment. Absent for none. */
+            unavailable?: components["schemas"]["OverviewPart"][];
+        };
+        /** @enum {string} */
+        OverviewPart: "account" | "activity" | "api_keys" | "compliance" | "credentials" | "keys";
+        PartHealth: {
+            /** @enum {string} */
+            part: "chain" | "rows" | "anchors" | "kms" | "backups" | "certificates";
+            /**
+             * @description Unknown is what was not looked at, or not in time.
+             * @enum {string}
+             */
+            status: "ok" | "warning" | "failed" | "unknown";
+            /** @description The same for every tenant, but for the entry up to which the log is verified. */
+            message: string;
+        };
+        Todo: {
+            /** @enum {string} */
+            kind: "credentials_expired" | "credentials_expiring" | "reviews_waiting" | "controls_failing" | "keys_overdue" | "api_keys_pending" | "api_keys_expiring" | "email_unverified";
+            count: number;
+            framework?: components["schemas"]["Framework"];
+        };
+        /** @description What a new tenant has done already. A step that the caller cannot see is left out. */
+        Setup: {
+            /** @description There is a credential. */
+            credential?: boolean;
+            /** @description There is an API key. */
+            api_key?: boolean;
+            /** @description There is a second member, or an open invitation. */
+            member?: boolean;
+            /** @description The address of the caller is verified. */
+            email?: boolean;
+        };
+        OverviewCredentials: {
+            /** @description All credentials were counted. Otherwise the numbers are of those that were looked at. */
+            complete: boolean;
+            /** @description Active and expired. */
+            total: number;
+            active: number;
+            expired: number;
+            /** @description Active ones that expire within 7 days. */
+            expiring_soon: number;
+            unread?: components["schemas"]["UnreadCredentials"];
+        };
+        /** @description Active credentials of this vault that are at least so many days old, and that nobody has read since. Absent when too many were read to tell. */
+        UnreadCredentials: {
+            count: number;
+            /** @description All were counted. Otherwise there may be more. */
+            complete: boolean;
+            days: number;
+            /** @description Those that were not read for the longest time. */
+            credentials: components["schemas"]["Credential"][];
+        };
+        Activity: {
+            /** @description All entries of the 30 days were counted. Otherwise the oldest days or the denials are missing. */
+            complete: boolean;
+            /** @description The last days in UTC, the oldest first. */
+            days: components["schemas"]["ActivityDay"][];
+        };
+        ActivityDay: {
+            /** Format: date */
+            date: string;
+            /** @description Entries of the category `secrets`, attempts included. */
+            secrets: number;
+            /** @description Entries of the category `changes`, attempts included. */
+            changes: number;
+            /** @description Denied attempts of any kind. Absent when they are not counted yet. */
+            denials?: number;
+        };
+        OverviewScore: {
+            framework: components["schemas"]["Framework"];
+            /** @description Null while it is withheld. */
+            score: number | null;
+            /** @description Percent of the controls that this service has evidence for. */
+            covered: number;
+            /** @description Controls that fail and that the tenant can mend. */
+            failing: number;
+            provisional: boolean;
+        };
         VaultSummary: {
             success: components["schemas"]["Succeeded"];
             /** @description All credentials were counted. Otherwise the numbers are of those that were looked at. */
@@ -3459,6 +3599,14 @@ export interface components {
             /** @example ada@example.org */
             email: string;
         };
+        /**
+         * @description The rate limits that count for the caller, in requests a minute of each version: those of its tenant, or the
+         *     deployment's defaults.
+         */
+        EffectiveLimits: {
+            v1: number;
+            v2: number;
+        };
         ChangePasswordRequest: {
             /** Format: password */
             current_password: string;
@@ -3497,6 +3645,7 @@ export interface components {
             success: components["schemas"]["Succeeded"];
             principal: components["schemas"]["Principal"];
             tenant: components["schemas"]["Tenant"];
+            effective_limits?: components["schemas"]["EffectiveLimits"];
             user?: components["schemas"]["User"];
             server?: components["schemas"]["ServerInfo"];
         };
@@ -3526,6 +3675,16 @@ export interface components {
             last_used_at: string;
             /** Format: date-time */
             expires_at: string;
+            /**
+             * @description The program and the operating system of the newest use, as its User-Agent header names them. Absent if it names neither.
+             * @example Firefox on Linux
+             */
+            device?: string;
+            /**
+             * @description The client's address at the newest use. Absent for sessions that an earlier release used last.
+             * @example 192.0.2.7
+             */
+            address?: string;
         };
         SessionList: {
             success: components["schemas"]["Succeeded"];
@@ -4374,8 +4533,60 @@ export interface components {
             /** @description Controls of NIST SP 800-53 that it relates to. */
             related: string[];
             weight: number;
-            /** @enum {string} */
-            result: "pass" | "fail" | "no_data" | "not_applicable" | "manual";
+            result: components["schemas"]["ComplianceControlResult"];
+            probes: components["schemas"]["ComplianceProbe"][];
+        };
+        /** @enum {string} */
+        ComplianceControlResult: "pass" | "fail" | "no_data" | "not_applicable" | "manual";
+        ComplianceCoverage: {
+            /** @description Controls listed for the framework. */
+            controls: number;
+            /** @description Those that this service has evidence for. */
+            evidenced: number;
+            percent: number;
+        };
+        /** @enum {string} */
+        ComplianceScoreProofStatus: "verified" | "verifying" | "broken" | "disabled";
+        ComplianceProof: {
+            status: components["schemas"]["ComplianceScoreProofStatus"];
+            /**
+             * Format: int64
+             * @description The chain holds up to this sequence.
+             */
+            verified_to: number;
+            /** Format: date-time */
+            verified_at?: string;
+        };
+        ControlSummary: {
+            id: string;
+            /** @description Our own short title, not the text of the standard. */
+            title: string;
+            /** @description The part of the framework that it is of, where there are several: rev5 and 20x of FedRAMP. */
+            profile?: string;
+            result: components["schemas"]["ComplianceControlResult"];
+            /** @description The names of its probes. */
+            probes: string[];
+        };
+        FrameworkScore: {
+            framework: components["schemas"]["Framework"];
+            /** @description Which edition of the framework. */
+            version: string;
+            /** @description Null when it is withheld; `reason` says why. */
+            score: number | null;
+            reason?: string;
+            /** @description As in the score of one framework. */
+            provisional: boolean;
+            coverage: components["schemas"]["ComplianceCoverage"];
+            controls: components["schemas"]["ControlSummary"][];
+        };
+        ComplianceScores: {
+            /** @enum {boolean} */
+            success: true;
+            proof: components["schemas"]["ComplianceProof"];
+            head: components["schemas"]["ChainHead"];
+            /** @description One for each framework. */
+            scores: components["schemas"]["FrameworkScore"][];
+            /** @description Each probe once, however many controls it is of. None while scores are withheld. */
             probes: components["schemas"]["ComplianceProbe"][];
         };
         ComplianceScore: {
@@ -4392,24 +4603,8 @@ export interface components {
              *     score is no better than a lower one that has them.
              */
             provisional: boolean;
-            coverage: {
-                /** @description Controls listed for the framework. */
-                controls: number;
-                /** @description Those that this service has evidence for. */
-                evidenced: number;
-                percent: number;
-            };
-            proof: {
-                /** @enum {string} */
-                status: "verified" | "verifying" | "broken" | "disabled";
-                /**
-                 * Format: int64
-                 * @description The chain holds up to this sequence.
-                 */
-                verified_to: number;
-                /** Format: date-time */
-                verified_at?: string;
-            };
+            coverage: components["schemas"]["ComplianceCoverage"];
+            proof: components["schemas"]["ComplianceProof"];
             head: components["schemas"]["ChainHead"];
             controls: components["schemas"]["ComplianceControl"][];
         };
@@ -8301,6 +8496,10 @@ export interface operations {
                      *         "status": "active",
                      *         "created_at": "2026-11-21T10:00:00Z"
                      *       },
+                     *       "effective_limits": {
+                     *         "v1": 1000,
+                     *         "v2": 5000
+                     *       },
                      *       "user": {
                      *         "user_id": "usr_mfrggzdfmztwq2lknnwg23tpoa",
                      *         "email": "ada@example.org",
@@ -8315,6 +8514,124 @@ export interface operations {
                      *     }
                      */
                     "application/json": components["schemas"]["AccountAnswer"];
+                };
+            };
+            400: components["responses"]["BadRequest"];
+            401: components["responses"]["Unauthorized"];
+            403: components["responses"]["Forbidden"];
+            413: components["responses"]["PayloadTooLarge"];
+            415: components["responses"]["UnsupportedMediaType"];
+            429: components["responses"]["TooManyRequests"];
+            500: components["responses"]["InternalServerError"];
+            503: components["responses"]["ServiceUnavailable"];
+        };
+    };
+    getOverview: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The parts that the caller may see. */
+            200: {
+                headers: {
+                    /** @description The id that the service gave this request. */
+                    "X-Request-ID": components["schemas"]["RequestID"];
+                    /**
+                     * @description How many requests a minute the bucket takes that this request was counted in.
+                     * @example 5000
+                     */
+                    "X-RateLimit-Limit": number;
+                    /**
+                     * @description How many of them are left in this minute.
+                     * @example 4999
+                     */
+                    "X-RateLimit-Remaining": number;
+                    /**
+                     * @description When the bucket is full again, in seconds since 1970 (Unix time).
+                     * @example 1795255260
+                     */
+                    "X-RateLimit-Reset": number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "success": true,
+                     *       "health": [
+                     *         {
+                     *           "part": "chain",
+                     *           "status": "ok",
+                     *           "message": "The audit log is verified up to entry 57."
+                     *         },
+                     *         {
+                     *           "part": "anchors",
+                     *           "status": "warning",
+                     *           "message": "No place outside of the database keeps a checkpoint, or one lags behind."
+                     *         }
+                     *       ],
+                     *       "todo": [
+                     *         {
+                     *           "kind": "credentials_expired",
+                     *           "count": 1
+                     *         },
+                     *         {
+                     *           "kind": "controls_failing",
+                     *           "count": 2,
+                     *           "framework": "soc2"
+                     *         }
+                     *       ],
+                     *       "setup": {
+                     *         "credential": true,
+                     *         "api_key": true,
+                     *         "member": false,
+                     *         "email": true
+                     *       },
+                     *       "credentials": {
+                     *         "complete": true,
+                     *         "total": 3,
+                     *         "active": 2,
+                     *         "expired": 1,
+                     *         "expiring_soon": 0,
+                     *         "unread": {
+                     *           "count": 0,
+                     *           "complete": true,
+                     *           "days": 90,
+                     *           "credentials": []
+                     *         }
+                     *       },
+                     *       "activity": {
+                     *         "complete": true,
+                     *         "days": [
+                     *           {
+                     *             "date": "2026-11-20",
+                     *             "secrets": 4,
+                     *             "changes": 1,
+                     *             "denials": 0
+                     *           },
+                     *           {
+                     *             "date": "2026-11-21",
+                     *             "secrets": 0,
+                     *             "changes": 2,
+                     *             "denials": 1
+                     *           }
+                     *         ]
+                     *       },
+                     *       "scores": [
+                     *         {
+                     *           "framework": "soc2",
+                     *           "score": 91.5,
+                     *           "covered": 42.9,
+                     *           "failing": 2,
+                     *           "provisional": false
+                     *         }
+                     *       ]
+                     *     }
+                     */
+                    "application/json": components["schemas"]["Overview"];
                 };
             };
             400: components["responses"]["BadRequest"];
@@ -8368,7 +8685,9 @@ export interface operations {
                      *           "current": true,
                      *           "created_at": "2026-11-21T10:00:00Z",
                      *           "last_used_at": "2026-11-21T10:30:00Z",
-                     *           "expires_at": "2026-11-28T10:00:00Z"
+                     *           "expires_at": "2026-11-28T10:00:00Z",
+                     *           "device": "Firefox on Linux",
+                     *           "address": "192.0.2.7"
                      *         }
                      *       ]
                      *     }
@@ -12741,6 +13060,109 @@ export interface operations {
             401: components["responses"]["Unauthorized"];
             403: components["responses"]["Forbidden"];
             404: components["responses"]["NotFound"];
+            413: components["responses"]["PayloadTooLarge"];
+            415: components["responses"]["UnsupportedMediaType"];
+            429: components["responses"]["TooManyRequests"];
+            500: components["responses"]["InternalServerError"];
+            503: components["responses"]["ServiceUnavailable"];
+        };
+    };
+    getComplianceScores: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The scores. */
+            200: {
+                headers: {
+                    /** @description The id that the service gave this request. */
+                    "X-Request-ID": components["schemas"]["RequestID"];
+                    /**
+                     * @description How many requests a minute the bucket takes that this request was counted in.
+                     * @example 5000
+                     */
+                    "X-RateLimit-Limit": number;
+                    /**
+                     * @description How many of them are left in this minute.
+                     * @example 4999
+                     */
+                    "X-RateLimit-Remaining": number;
+                    /**
+                     * @description When the bucket is full again, in seconds since 1970 (Unix time).
+                     * @example 1795255260
+                     */
+                    "X-RateLimit-Reset": number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "success": true,
+                     *       "proof": {
+                     *         "status": "verified",
+                     *         "verified_to": 42,
+                     *         "verified_at": "2026-11-21T10:00:00Z"
+                     *       },
+                     *       "head": {
+                     *         "sequence": 42,
+                     *         "hash": "5c2f8e0b7d1a4c96e3f5a8b0d2c4e6f81a3b5c7d9e0f2a4b6c8d0e1f3a5b7c9d",
+                     *         "timestamp": "2026-11-21T10:00:00.000000Z"
+                     *       },
+                     *       "scores": [
+                     *         {
+                     *           "framework": "soc2",
+                     *           "version": "TSC 2017 (rev. 2022)",
+                     *           "score": 87.5,
+                     *           "provisional": false,
+                     *           "coverage": {
+                     *             "controls": 12,
+                     *             "evidenced": 9,
+                     *             "percent": 75
+                     *           },
+                     *           "controls": [
+                     *             {
+                     *               "id": "CC6.1",
+                     *               "title": "Logical access and cryptographic protection",
+                     *               "result": "pass",
+                     *               "probes": [
+                     *                 "credentials_current"
+                     *               ]
+                     *             }
+                     *           ]
+                     *         }
+                     *       ],
+                     *       "probes": [
+                     *         {
+                     *           "name": "credentials_current",
+                     *           "title": "No credential is past its expiry",
+                     *           "result": "pass",
+                     *           "sample": 3,
+                     *           "window_days": 0,
+                     *           "detail": "3 live credentials, 0 past the expiry",
+                     *           "evidence": [
+                     *             {
+                     *               "sequence": 41,
+                     *               "hash": "5c2f8e0b7d1a4c96e3f5a8b0d2c4e6f81a3b5c7d9e0f2a4b6c8d0e1f3a5b7c9d",
+                     *               "event_type": "CREDENTIAL_SEALED",
+                     *               "actor": "api_key key_mfrggzdfmztwq2lknnwg23tpoa",
+                     *               "timestamp": "2026-11-21T09:00:00Z"
+                     *             }
+                     *           ],
+                     *           "responsible": "tenant"
+                     *         }
+                     *       ]
+                     *     }
+                     */
+                    "application/json": components["schemas"]["ComplianceScores"];
+                };
+            };
+            400: components["responses"]["BadRequest"];
+            401: components["responses"]["Unauthorized"];
+            403: components["responses"]["Forbidden"];
             413: components["responses"]["PayloadTooLarge"];
             415: components["responses"]["UnsupportedMediaType"];
             429: components["responses"]["TooManyRequests"];
