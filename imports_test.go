@@ -66,8 +66,9 @@ var ours = map[string]string{
 	"server": "api/openapi server/dashboard server/docs server/gate server/v1 server/v2 internal/vault internal/transit internal/identity internal/sealingkey internal/custody internal/keyring " +
 		"internal/compliance internal/compliance/assessor internal/backup internal/connections internal/quota internal/audit internal/authz internal/store internal/store/format internal/diagnosis internal/health internal/fault",
 	"server/v1": "api/openapi api/openapi/v1 server/gate internal/transit internal/audit internal/audit/reader internal/authz internal/fault internal/secret",
-	"server/v2": "api/openapi api/openapi/v2 api/v1beta1 server/gate server/v2/credentials server/v2/webhookapi internal/webhooks internal/vault internal/transit internal/names internal/overview internal/diagnosis internal/dryrun internal/identity internal/identity/device internal/sealingkey internal/custody internal/sealing internal/keyring " +
+	"server/v2": "api/openapi api/openapi/v2 api/v1beta1 server/gate server/v2/accessapi server/v2/credentials server/v2/webhookapi internal/webhooks internal/vault internal/transit internal/names internal/overview internal/diagnosis internal/dryrun internal/identity internal/identity/device internal/sealingkey internal/custody internal/sealing internal/keyring " +
 		"internal/compliance internal/compliance/assessor internal/backup internal/audit internal/audit/guard internal/audit/reader internal/audit/writer internal/authz internal/buildinfo internal/fair internal/fault internal/secret",
+	"server/v2/accessapi":   "api/openapi/v2 server/gate internal/authz internal/dryrun internal/fault internal/identity",
 	"server/v2/webhookapi":  "api/openapi/v2 server/gate internal/webhooks",
 	"server/v2/credentials": "api/openapi/v2 server/gate internal/settings internal/vault internal/vault/bounds internal/vault/details internal/vault/kept internal/vault/listing internal/authz internal/fault internal/secret",
 	"server/asset":          "",

@@ -279,7 +279,7 @@ var examples = map[string]func(*world, operation) servertest.Request{
 		w.must(err)
 		return w.send(o, group+"/members/"+member, nil)
 	},
-	"v2 checkAccess": example("", object{"path": "shop/prod/db", "verb": "read"}),
+	"v2 checkAccess":   example("", object{"path": "shop/prod/db", "verb": "read"}),
 	"v2 listPermitted": example("", object{"path": "shop/prod/db", "verb": "read"}),
 	"v2 tryAccessChange": func(w *world, o operation) servertest.Request {
 		return w.send(o, "", object{"change": "delete_group", "group_id": w.group()})

@@ -29,6 +29,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/vault"
 	"github.com/latticekeep/latticekeep/internal/webhooks"
 	"github.com/latticekeep/latticekeep/server/gate"
+	"github.com/latticekeep/latticekeep/server/v2/accessapi"
 	"github.com/latticekeep/latticekeep/server/v2/credentials"
 	"github.com/latticekeep/latticekeep/server/v2/webhookapi"
 )
@@ -71,7 +72,7 @@ type endpoints struct {
 	*webhookapi.Endpoints
 	*cryptoAPI
 	*accountAPI
-	*accessAPI
+	*accessapi.Access
 	*auditAPI
 	*backupAPI
 	*overviewAPI
@@ -89,7 +90,7 @@ func newEndpoints(c Config) *endpoints {
 		webhookapi.New(c.Webhooks),
 		&cryptoAPI{c.Transit},
 		&accountAPI{identity: c.Identity, now: c.Now, secureCookies: c.SecureCookies},
-		&accessAPI{c.Identity, c.DryRun},
+		accessapi.New(c.Identity, c.DryRun),
 		&auditAPI{audit: c.Audit, reader: c.Reader, names: c.Names, guard: c.Guard, tails: newTails(), now: c.Now},
 		&backupAPI{Backups: c.Backups, audit: c.Audit, guard: c.Guard, keys: c.Keys, program: c.Program, now: c.Now},
 		&overviewAPI{overview.New(overview.Services{
@@ -176,7 +177,7 @@ func Operations() map[string]gate.Operation {
 		"checkAccess":    {Action: authz.CheckAccess},
 
 		"listPermitted":   {Action: authz.ListPermitted},
-		"tryAccessChange": {Action: authz.TryAccess, Patience: dryRunTime},
+		"tryAccessChange": {Action: authz.TryAccess, Patience: accessapi.DryRunTime},
 
 		"listGroups":        {Action: authz.ListGroups},
 		"createGroup":       {Action: authz.CreateGroup},

@@ -1,4 +1,5 @@
-package v2
+// Package accessapi has the endpoints of policies, bindings and groups of version 2.
+package accessapi
 
 import (
 	"context"
@@ -17,11 +18,14 @@ import (
 	"github.com/latticekeep/latticekeep/server/gate"
 )
 
-// accessAPI implements the endpoints of policies, bindings and groups.
-type accessAPI struct {
+// Access implements the endpoints.
+type Access struct {
 	identity *identity.Service
 	dryRun   *dryrun.DryRun
 }
+
+// New returns the endpoints of the policies and groups of i, and the dry runs of d.
+func New(i *identity.Service, d *dryrun.DryRun) *Access { return &Access{i, d} }
 
 func policy(p identity.Policy) api.Policy {
 	shown := api.Policy{PolicyId: p.ID, Name: p.Name, Rules: make([]api.PolicyRule, len(p.Rules)), CreatedAt: p.CreatedAt.UTC(), ChangedAt: p.ChangedAt.UTC()}
@@ -61,7 +65,7 @@ func binding(b identity.Binding) api.Binding {
 }
 
 // ListPolicies returns the policies of the tenant, and who has which.
-func (a *accessAPI) ListPolicies(c *gin.Context) {
+func (a *Access) ListPolicies(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		policies, bindings, err := a.identity.Access.Policies(ctx, call.Principal())
 		if err != nil {
@@ -79,7 +83,7 @@ func (a *accessAPI) ListPolicies(c *gin.Context) {
 }
 
 // CreatePolicy makes a policy.
-func (a *accessAPI) CreatePolicy(c *gin.Context) {
+func (a *Access) CreatePolicy(c *gin.Context) {
 	gate.Answer(c, http.StatusCreated, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.PolicyRequest
 		if err := call.Decode(&body); err != nil {
@@ -90,14 +94,14 @@ func (a *accessAPI) CreatePolicy(c *gin.Context) {
 }
 
 // GetPolicy returns one policy.
-func (a *accessAPI) GetPolicy(c *gin.Context, id string) {
+func (a *Access) GetPolicy(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		return policyAnswer(a.identity.Access.Policy(ctx, call.Principal(), id))
 	})
 }
 
 // ChangePolicy gives a policy another name and other rules.
-func (a *accessAPI) ChangePolicy(c *gin.Context, id string) {
+func (a *Access) ChangePolicy(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.PolicyRequest
 		if err := call.Decode(&body); err != nil {
@@ -108,7 +112,7 @@ func (a *accessAPI) ChangePolicy(c *gin.Context, id string) {
 }
 
 // DeletePolicy deletes a policy that nobody has.
-func (a *accessAPI) DeletePolicy(c *gin.Context, id string) {
+func (a *Access) DeletePolicy(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		if err := a.identity.Access.DeletePolicy(ctx, call.Principal(), id); err != nil {
 			return nil, err
@@ -118,7 +122,7 @@ func (a *accessAPI) DeletePolicy(c *gin.Context, id string) {
 }
 
 // BindPolicies gives a subject policies in place of those that it has.
-func (a *accessAPI) BindPolicies(c *gin.Context, subject string) {
+func (a *Access) BindPolicies(c *gin.Context, subject string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.BindingRequest
 		if err := call.Decode(&body); err != nil {
@@ -133,7 +137,7 @@ func (a *accessAPI) BindPolicies(c *gin.Context, subject string) {
 }
 
 // UnbindPolicies takes a subject's policies away.
-func (a *accessAPI) UnbindPolicies(c *gin.Context, subject string) {
+func (a *Access) UnbindPolicies(c *gin.Context, subject string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		if err := a.identity.Access.Unbind(ctx, call.Principal(), subject); err != nil {
 			return nil, err
@@ -157,7 +161,7 @@ func groupAnswer(g identity.Group, err error) (any, error) {
 }
 
 // ListGroups returns the groups of the tenant, with their members and policies.
-func (a *accessAPI) ListGroups(c *gin.Context) {
+func (a *Access) ListGroups(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		all, err := a.identity.Access.Groups(ctx, call.Principal())
 		if err != nil {
@@ -172,7 +176,7 @@ func (a *accessAPI) ListGroups(c *gin.Context) {
 }
 
 // CreateGroup makes a group without members.
-func (a *accessAPI) CreateGroup(c *gin.Context) {
+func (a *Access) CreateGroup(c *gin.Context) {
 	gate.Answer(c, http.StatusCreated, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.GroupRequest
 		if err := call.Decode(&body); err != nil {
@@ -183,14 +187,14 @@ func (a *accessAPI) CreateGroup(c *gin.Context) {
 }
 
 // GetGroup returns one group.
-func (a *accessAPI) GetGroup(c *gin.Context, id string) {
+func (a *Access) GetGroup(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		return groupAnswer(a.identity.Access.Group(ctx, call.Principal(), id))
 	})
 }
 
 // RenameGroup gives a group another name.
-func (a *accessAPI) RenameGroup(c *gin.Context, id string) {
+func (a *Access) RenameGroup(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.GroupRequest
 		if err := call.Decode(&body); err != nil {
@@ -201,7 +205,7 @@ func (a *accessAPI) RenameGroup(c *gin.Context, id string) {
 }
 
 // DeleteGroup deletes a group with its binding.
-func (a *accessAPI) DeleteGroup(c *gin.Context, id string) {
+func (a *Access) DeleteGroup(c *gin.Context, id string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		if err := a.identity.Access.DeleteGroup(ctx, call.Principal(), id); err != nil {
 			return nil, err
@@ -211,21 +215,21 @@ func (a *accessAPI) DeleteGroup(c *gin.Context, id string) {
 }
 
 // AddGroupMember makes a user or a ServiceAccount a member of a group.
-func (a *accessAPI) AddGroupMember(c *gin.Context, id, subject string) {
+func (a *Access) AddGroupMember(c *gin.Context, id, subject string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		return groupAnswer(a.identity.Access.AddMember(ctx, call.Principal(), id, subject))
 	})
 }
 
 // RemoveGroupMember ends a membership.
-func (a *accessAPI) RemoveGroupMember(c *gin.Context, id, subject string) {
+func (a *Access) RemoveGroupMember(c *gin.Context, id, subject string) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		return groupAnswer(a.identity.Access.RemoveMember(ctx, call.Principal(), id, subject))
 	})
 }
 
 // CheckAccess judges whether a path may be reached.
-func (a *accessAPI) CheckAccess(c *gin.Context) {
+func (a *Access) CheckAccess(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.AccessCheckRequest
 		if err := call.Decode(&body); err != nil {
@@ -246,7 +250,7 @@ func (a *accessAPI) CheckAccess(c *gin.Context) {
 }
 
 // ListPermitted says who may do something on a path.
-func (a *accessAPI) ListPermitted(c *gin.Context) {
+func (a *Access) ListPermitted(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.PermittedRequest
 		if err := call.Decode(&body); err != nil {
@@ -267,8 +271,8 @@ func (a *accessAPI) ListPermitted(c *gin.Context) {
 	})
 }
 
-// dryRunTime limits the answer to a dry run, which reads the log and then the policies.
-const dryRunTime = 3 * time.Second
+// DryRunTime limits the answer to a dry run, which reads the log and then the policies.
+const DryRunTime = 3 * time.Second
 
 // changeFields has what each change of access takes.
 var changeFields = map[api.AccessChangeChange]struct {
@@ -307,7 +311,7 @@ func accessChange(body api.AccessChange) (identity.AccessChange, error) {
 }
 
 // TryAccessChange says who would lose what by a change of access.
-func (a *accessAPI) TryAccessChange(c *gin.Context) {
+func (a *Access) TryAccessChange(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.AccessChange
 		if err := call.Decode(&body); err != nil {
