@@ -96,12 +96,12 @@ func (s *members) people(r store.Reader, tenant authz.TenantID) (all []access.Na
 // Members returns the users of p's tenant and the open invitations, both oldest first. Errors:
 // fault.Forbidden, fault.Unavailable.
 func (s *members) Members(ctx context.Context, p authz.Principal) ([]User, []Invitation, error) {
+	ctx, cancel := context.WithTimeout(ctx, records.ReadTimeout)
+	defer cancel()
 	users, open, err := s.MembersUnrecorded(ctx, p)
 	if err != nil {
 		return nil, nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, records.ReadTimeout)
-	defer cancel()
 	err = s.guard.Record(ctx, audit.Event{
 		Type: audit.MemberListed, Outcome: audit.Success, Principal: p, Resource: audit.Resource{Type: audit.UserResource},
 		Attributes: map[string]string{"count": strconv.Itoa(len(users)), "invitations": strconv.Itoa(len(open))},

@@ -333,12 +333,12 @@ func (s *users) register(ctx context.Context, from authz.Principal, address stri
 // Account returns the principal's tenant and, if it is a user, the user. Errors: fault.Forbidden,
 // fault.Unavailable.
 func (s *users) Account(ctx context.Context, p Caller) (Tenant, *User, error) {
+	ctx, cancel := context.WithTimeout(ctx, records.ReadTimeout)
+	defer cancel()
 	tenant, user, err := s.AccountUnrecorded(ctx, p.Principal)
 	if err != nil {
 		return Tenant{}, nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, records.ReadTimeout)
-	defer cancel()
 	e := audit.Event{Type: audit.AccountRead, Outcome: audit.Success, Principal: p.Principal, Resource: audit.Resource{Type: audit.UserResource}}
 	if user != nil {
 		e.Resource.ID = user.ID

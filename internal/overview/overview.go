@@ -9,7 +9,7 @@
 // # Invariants
 //
 //   - One entry records an overview before it is returned, and names its parts.
-//   - The work is bounded, however much a tenant has. No part waits for another system.
+//   - The work is bounded, however much a tenant has, and each part takes a second at most.
 //   - A part that cannot be read is named, and hides no other.
 package overview
 
@@ -29,6 +29,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/transit"
 	"github.com/latticekeep/latticekeep/internal/vault"
+	"github.com/latticekeep/latticekeep/internal/vault/listing"
 )
 
 // Spans.
@@ -202,7 +203,7 @@ func (v *visit) account(ctx context.Context) error {
 }
 
 func (v *visit) credentials(ctx context.Context) error {
-	sum, damaged, err := v.Vault.Unrecorded(ctx, v.p, SoonDays*day, UnreadDays*day)
+	sum, damaged, err := vault.Summarize(ctx, v.Vault, v.p, listing.Asked{Soon: SoonDays * day, Unread: UnreadDays * day})
 	if err != nil {
 		return err
 	}

@@ -172,10 +172,7 @@ type Summary = listing.Summary
 func (v *Vault) Summary(ctx context.Context, p authz.Principal, soon time.Duration) (Summary, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	if _, err := v.ready(ctx, p, authz.ListCredentials); err != nil {
-		return Summary{}, err
-	}
-	sum, damaged, err := v.summarize(ctx, p, soon, 0)
+	sum, damaged, err := Summarize(ctx, v, p, listing.Asked{Soon: soon})
 	if err != nil {
 		return Summary{}, err
 	}
@@ -187,37 +184,18 @@ func (v *Vault) Summary(ctx context.Context, p authz.Principal, soon time.Durati
 	return sum, nil
 }
 
-// Unrecorded is [Vault.Summary], also of the credentials that nobody has read for a time, for a caller that
-// records the read itself. damaged is the number of records that are left out.
-func (v *Vault) Unrecorded(ctx context.Context, p authz.Principal, soon, unread time.Duration) (sum Summary, damaged int, err error) {
+// Summarize is [Vault.Summary] for a caller that records the read itself. It also says what else is asked.
+func Summarize(ctx context.Context, v *Vault, p authz.Principal, asked listing.Asked) (sum Summary, damaged int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	if _, err := v.ready(ctx, p, authz.ListCredentials); err != nil {
 		return Summary{}, 0, err
 	}
-	return v.summarize(ctx, p, soon, unread)
-}
-
-// summarize summarizes what p may see; unread 0 does not ask what was read.
-func (v *Vault) summarize(ctx context.Context, p authz.Principal, soon, unread time.Duration) (sum Summary, damaged int, err error) {
-	now := v.now()
-	asked := listing.Asked{Soon: now.Add(soon)}
 	err = v.store.View(ctx, func(rd store.Reader) error {
 		s, err := v.records.source(rd, p, p.Access.IsLimited())
-		if err != nil {
-			return err
+		if err == nil {
+			sum, damaged, err = listing.Summarize(s, v.now(), asked, v.summaryBudget)
 		}
-		if unread != 0 {
-			asked.Unread = now.Add(-unread)
-			reads, whole, err := lastread.All(rd, p.Tenant, v.summaryBudget.Records)
-			if err != nil {
-				return err
-			}
-			if whole {
-				asked.Reads = reads
-			}
-		}
-		sum, damaged, err = listing.Summarize(s, now, asked, v.summaryBudget)
 		return err
 	})
 	if err != nil {

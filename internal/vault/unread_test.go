@@ -22,7 +22,7 @@ func TestTheSummaryKnowsWhatNobodyReads(t *testing.T) {
 	f.sealFor(f.a, "expires", "t", 10)
 	unread := func(p int) *listing.Unread {
 		t.Helper()
-		sum, damaged, err := f.vault.Unrecorded(t.Context(), f.a, 7*day, time.Duration(p)*day)
+		sum, damaged, err := Summarize(t.Context(), f.vault, f.a, listing.Asked{Soon: 7 * day, Unread: time.Duration(p) * day})
 		must(t, err)
 		if damaged != 0 || !sum.Complete {
 			t.Fatalf("%d %+v", damaged, sum)
@@ -55,7 +55,7 @@ func TestTheSummaryKnowsWhatNobodyReads(t *testing.T) {
 	}
 	var first string
 	w, err := f.measured(func() error {
-		sum, _, err := f.vault.Unrecorded(t.Context(), f.a, 7*day, 90*day)
+		sum, _, err := Summarize(t.Context(), f.vault, f.a, listing.Asked{Soon: 7 * day, Unread: 90 * day})
 		first = sum.Unread.Oldest[0].ID
 		return err
 	})
@@ -71,7 +71,7 @@ func TestWhatNobodyReadsIsBounded(t *testing.T) {
 	f.fill(1300)
 	f.advance(0)
 	f.store.gets.Store(0)
-	sum, _, err := f.vault.Unrecorded(t.Context(), f.a, day, -time.Hour) // as of an hour from now, all are old
+	sum, _, err := Summarize(t.Context(), f.vault, f.a, listing.Asked{Soon: day, Unread: -time.Hour}) // as of an hour from now, all are old
 	must(t, err)
 	if u := sum.Unread; u == nil || u.Complete || u.Count != 1000 || len(u.Oldest) != listing.MaxUnread {
 		t.Errorf("%+v", u)
@@ -85,7 +85,7 @@ func TestWhatNobodyReadsIsBounded(t *testing.T) {
 		_, err := f.vault.Unseal(t.Context(), f.a, id)
 		must(t, err)
 	}
-	if sum, _, err := f.vault.Unrecorded(t.Context(), f.a, day, 90*day); err != nil || sum.Unread != nil {
+	if sum, _, err := Summarize(t.Context(), f.vault, f.a, listing.Asked{Soon: day, Unread: 90 * day}); err != nil || sum.Unread != nil {
 		t.Errorf("%+v %v", sum, err)
 	}
 }

@@ -2,15 +2,12 @@ package reader
 
 import (
 	"cmp"
-	"context"
 	"encoding/binary"
-	"fmt"
 	"slices"
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/chain"
-	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/store"
 )
 
@@ -22,25 +19,6 @@ type Day struct {
 
 // activityLooks bounds the summaries and rows that a count reads: about a million entries.
 const activityLooks = 4096
-
-// Activity counts a tenant's entries of the last days up to now, the oldest day first. It reads the
-// tenant's summaries, the rows of blocks without one, and a few rows for the bounds of the days; no entries.
-// When that is too much it returns false and leaves out the oldest days, which it has not counted whole. It is
-// for a caller that has admitted the principal and records the read. Errors: audit.ErrDamagedLog,
-// fault.Unavailable.
-func (rd *Reader) Activity(ctx context.Context, tenant authz.TenantID, now time.Time, days int) (all []Day, whole bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, readTimeout)
-	defer cancel()
-	err = rd.chain.Store.View(ctx, func(r store.Reader) error {
-		c := dayCounter{r: r, tenant: string(tenant), looks: activityLooks, kinds: make(map[uint32]audit.Category)}
-		all, whole, err = c.count(rd.chain, now, days)
-		return err
-	})
-	if err != nil {
-		return nil, false, fmt.Errorf("counting the entries of days: %w", err)
-	}
-	return all, whole, nil
-}
 
 // dayCounter counts entries by day and category.
 type dayCounter struct {

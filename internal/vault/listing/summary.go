@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/state"
+	"github.com/latticekeep/latticekeep/internal/vault/lastread"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
@@ -45,9 +46,8 @@ type Unread struct {
 
 // Asked is what a summary says beyond its counts.
 type Asked struct {
-	Soon   time.Time            // what expires before counts as expiring soon
-	Unread time.Time            // what was not read since counts as unread; zero: not asked
-	Reads  map[string]time.Time // when each credential was read last, by id; nil: not known
+	Soon   time.Duration // what expires within it counts as expiring soon
+	Unread time.Duration // what was not read for so long counts as unread; zero: not asked
 }
 
 // TypeCount is the number of credentials of a type.
@@ -59,7 +59,17 @@ type TypeCount struct {
 // Summarize counts what a source has, and separately what is asked. It reads as much as the budget allows.
 // damaged is the number of records that are left out.
 func Summarize(s Source, now time.Time, asked Asked, budget Budget) (sum Summary, damaged int, err error) {
-	c := counter{now: now, Asked: asked, types: make(map[string]int)}
+	c := counter{now: now, soon: now.Add(asked.Soon), types: make(map[string]int)}
+	if asked.Unread != 0 {
+		c.since = now.Add(-asked.Unread)
+		reads, whole, err := lastread.All(s.Reader, s.Principal.Tenant, budget.Records)
+		if err != nil {
+			return Summary{}, 0, err
+		}
+		if whole {
+			c.reads = reads
+		}
+	}
 	if err := c.count(s, budget); err != nil {
 		return Summary{}, 0, err
 	}
@@ -69,11 +79,12 @@ func Summarize(s Source, now time.Time, asked Asked, budget Budget) (sum Summary
 // counter computes a summary.
 type counter struct {
 	Summary
-	Asked
-	now     time.Time
-	types   map[string]int
-	unread  []Credential // also those of objects
-	damaged int
+	now, soon time.Time
+	since     time.Time            // what was not read since then is unread
+	reads     map[string]time.Time // when each credential was read last, by id; nil: not asked, or too many
+	types     map[string]int
+	unread    []Credential // also those of objects
+	damaged   int
 }
 
 func (c *counter) count(s Source, budget Budget) error {
@@ -118,10 +129,10 @@ func (c *counter) count(s Source, budget Budget) error {
 
 // countUnread counts the credentials that nobody has read and no object owns.
 func (c *counter) countUnread(s Source) error {
-	if c.Asked.Unread.IsZero() || c.Reads == nil {
+	if c.reads == nil {
 		return nil
 	}
-	u := &Unread{Since: c.Asked.Unread, Complete: c.Complete && len(c.unread) <= maxUnreadOwners}
+	u := &Unread{Since: c.since, Complete: c.Complete && len(c.unread) <= maxUnreadOwners}
 	slices.SortFunc(c.unread, func(a, b Credential) int {
 		return cmp.Or(lastUse(a).Compare(lastUse(b)), cmp.Compare(a.ID, b.ID))
 	})
@@ -138,7 +149,7 @@ func (c *counter) countUnread(s Source) error {
 			}
 		}
 	}
-	c.Summary.Unread = u
+	c.Unread = u
 	return nil
 }
 
@@ -158,16 +169,16 @@ func (c *counter) add(r *record.Record) {
 		return
 	}
 	c.Active++
-	if since := c.Asked.Unread; r.CreatedAt.Before(since) && c.Reads != nil && c.Reads[r.ID].Before(since) {
+	if c.reads != nil && r.CreatedAt.Before(c.since) && c.reads[r.ID].Before(c.since) {
 		one := CredentialOf(r, c.now, false)
-		one.LastRead = c.Reads[r.ID]
+		one.LastRead = c.reads[r.ID]
 		c.unread = append(c.unread, one)
 	}
 	if r.NeverExpires() {
 		c.NeverExpire++
 		return
 	}
-	if r.ExpiresAt.Before(c.Soon) {
+	if r.ExpiresAt.Before(c.soon) {
 		c.ExpiringSoon++
 	}
 	n := len(c.NextToExpire)
