@@ -26,6 +26,8 @@ type estate struct {
 	credential string // ids
 	key        string
 	entry      int64
+	webhook    string
+	meter      string // a credential that a policy reaches
 	sealing    string // the fingerprint of a key, for what the cluster has
 }
 
@@ -69,7 +71,7 @@ func newEstate(t testing.TB) *estate {
 	}
 	later(6)
 	e.credential = e.seal(o, "payments/stripe", "api_key", "secret_key", "sk_live_51HxYtQ2eZvKYlo2C", 90)
-	e.seal(o, "meters/timescale-primary", "database", "password", "kT9-velour-hazel", 30)
+	e.meter = e.seal(o, "meters/timescale-primary", "database", "password", "kT9-velour-hazel", 30)
 	e.seal(o, "meters/timescale-replica", "database", "password", "Rm4-copper-lantern", 30)
 	e.seal(o, "grid-forecast/weather-api", "api_key", "key", "wx-82f1", 180)
 	e.seal(o, "mail/smtp-relay", "basic_auth", "password", "pine-needle-42", 8)
@@ -109,6 +111,7 @@ func newEstate(t testing.TB) *estate {
 			t.Fatal("a key did what it may not")
 		}
 	}
+	e.administer(o)
 	e.endSessions(o)
 	log, err := o.QueryAuditLog(ctx, &v2.QueryAuditLogParams{ResourceId: &e.credential})
 	if err != nil {
@@ -121,6 +124,53 @@ func newEstate(t testing.TB) *estate {
 		e.sealing = strings.Repeat("5f0c", 16)
 	}
 	return e
+}
+
+// administer makes policies, a group, a webhook and rules, of which the settings show.
+func (e *estate) administer(o owner) {
+	e.t.Helper()
+	ctx := e.t.Context()
+	policy := func(name string, rules ...v2.PolicyRuleRequest) string {
+		made, err := o.CreatePolicy(ctx, v2.PolicyRequest{Name: name, Rules: rules})
+		if err != nil {
+			e.t.Fatal(err)
+		}
+		return made.Policy.PolicyId
+	}
+	reads := []v2.PathVerb{v2.PathVerbList, v2.PathVerbRead}
+	meters := policy("Meters", v2.PolicyRuleRequest{Path: "meters/**", Verbs: reads})
+	partners := policy("Partners and mail", v2.PolicyRuleRequest{Path: "partners/**", Verbs: []v2.PathVerb{v2.PathVerbList, v2.PathVerbRead, v2.PathVerbWrite}}, v2.PolicyRuleRequest{Path: "mail/smtp-relay", Verbs: reads})
+	members, err := o.ListMembers(ctx)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	for _, m := range members.Members {
+		if m.Role == v2.RoleMember {
+			e.must(o.BindPolicies(ctx, m.UserId, v2.BindingRequest{Policies: []string{meters}}))
+			priya := owner{e.newClient(), string(m.Email), "another quite long password"}
+			e.must(priya.Login(ctx, v2.LoginRequest{Email: priya.email, Password: priya.password}))
+			e.must(priya.UnsealCredential(ctx, e.meter))
+		}
+	}
+	group, err := o.CreateGroup(ctx, v2.GroupRequest{Name: "Grid team"})
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	for _, m := range members.Members {
+		if m.Role == v2.RoleMember {
+			e.must(o.AddGroupMember(ctx, group.Group.GroupId, m.UserId))
+		}
+	}
+	e.must(o.AddGroupMember(ctx, group.Group.GroupId, "system:serviceaccount:grid:forecast"))
+	e.must(o.BindPolicies(ctx, group.Group.GroupId, v2.BindingRequest{Policies: []string{partners}}))
+	hook, err := o.CreateWebhook(ctx, v2.WebhookRequest{Url: "https://127.0.0.1:1025/services/T0", Description: new("On-call channel")})
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	e.webhook = hook.Webhook.WebhookId
+	e.must(o.TestWebhook(ctx, e.webhook))
+	e.must(o.PutHistoryRule(ctx, v2.HistoryRuleRequest{Path: "meters/**", VersionsKept: 5}))
+	e.must(o.ChangeSettings(ctx, v2.SettingsRequest{NeverExpiresPaths: &[]string{"backup/**"}}))
 }
 
 // view is a page, or what is seen on it after something was done.
@@ -201,6 +251,24 @@ func (e *estate) views() []view {
 		{name: "settings-api-keys", address: "/settings/api-keys"},
 		{name: "settings-api-keys-new", address: "/settings/api-keys", do: press("Create an API key")},
 		{name: "settings-members", address: "/settings/members"},
+		{name: "settings-policies", address: "/settings/policies", do: func(b *tab) {
+			b.choose("Who is it", "priya.raman@nordwind.example")
+			b.fill("On the path", "payments/stripe")
+			b.press("Check")
+			b.sees("No policy that is bound")
+		}},
+		{name: "settings-policies-change", address: "/settings/policies", do: func(b *tab) {
+			b.press("Change Meters")
+			b.fill("Path", "meters/timescale-replica")
+			b.press("Who would lose what")
+			b.sees("1 loss")
+		}},
+		{name: "settings-policies-bind", address: "/settings/policies", do: press("Bind policies")},
+		{name: "settings-groups", address: "/settings/groups"},
+		{name: "settings-groups-members", address: "/settings/groups", do: press("Members of Grid team")},
+		{name: "settings-webhooks", address: "/settings/webhooks?webhook=" + e.webhook, do: func(b *tab) { b.sees("webhook.test") }},
+		{name: "settings-webhooks-new", address: "/settings/webhooks", do: press("Create a webhook")},
+		{name: "settings-rules", address: "/settings/rules"},
 		{name: "settings-profile", address: "/settings/profile"},
 		{name: "settings-password", address: "/settings/password"},
 		{name: "settings-sessions", address: "/settings/sessions"},

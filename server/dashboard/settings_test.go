@@ -1,12 +1,15 @@
 package dashboard_test
 
 import (
+	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/latticekeep/latticekeep/api/client"
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
 )
 
@@ -202,7 +205,7 @@ func TestSettingsOfTheOrganisationAreForAdmins(t *testing.T) {
 		t.Errorf("the settings of a member lead to %q", links)
 	}
 	before := len(b.requested())
-	for _, part := range []string{"api-keys", "members", "policies", "webhooks"} {
+	for _, part := range []string{"api-keys", "members", "policies", "groups", "webhooks", "rules"} {
 		b.open("/settings/" + part)
 		b.sees("Your role does not allow this")
 	}
@@ -239,4 +242,141 @@ func TestSessionsAndThePlanAreDescribed(t *testing.T) {
 // tenantOf returns the id of the organisation that a tab is signed in to.
 func (p *program) tenantOf(b *tab) string {
 	return value[string](b, `fetch('/api/v2/auth/me').then(r => r.json()).then(a => a.tenant.tenant_id)`)
+}
+
+// A group gives its members what its policies allow, and takes it away again.
+func TestGroupsAddPaths(t *testing.T) {
+	p := start(t)
+	o := p.register("Groups", "greta@example.org")
+	p.verify(o)
+	member := p.join(o, "bob@example.org", v2.RoleLimited)
+	credential := p.seal(o, "shop/db", "database", "password", "pine", 30)
+	ctx := t.Context()
+	policy, err := o.CreatePolicy(ctx, v2.PolicyRequest{Name: "shop", Rules: []v2.PolicyRuleRequest{{Path: "shop/**", Verbs: []v2.PathVerb{v2.PathVerbList, v2.PathVerbRead}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := p.tab()
+	b.signIn(o, "/settings/groups")
+	b.sees("No groups yet")
+	b.press("Create a group")
+	b.fill("Name", "shop developers")
+	b.press("Create")
+	b.sees("The group is created")
+	groups, err := o.ListGroups(ctx)
+	if err != nil || len(groups.Groups) != 1 {
+		t.Fatal(groups, err)
+	}
+	p.must(o.BindPolicies(ctx, groups.Groups[0].GroupId, v2.BindingRequest{Policies: []string{policy.Policy.PolicyId}}))
+	b.press("Members of shop developers")
+	b.choose("Who", "bob@example.org")
+	b.press("Add")
+	b.sees("The member is added")
+	b.sees("1 member")
+	b.choose("Kind", "ServiceAccount")
+	b.fill("Namespace", "shop")
+	b.fill("ServiceAccount", "app")
+	b.press("Add")
+	b.sees("2 members")
+	b.sees("shop/app")
+	b.accessible()
+	p.must(member.UnsealCredential(ctx, credential))
+	b.press("Remove bob@example.org")
+	b.press("Who would lose what")
+	b.sees("1 loss")
+	b.sees("read shop/db")
+	b.accessible()
+	b.press("Remove the member")
+	b.sees("The member is removed")
+	if _, err := member.UnsealCredential(ctx, credential); !errors.Is(err, client.ErrForbidden) {
+		t.Errorf("outside the group: %v", err)
+	}
+	b.press("Close")
+	b.press("Rename shop developers")
+	b.fill("Name", "shop")
+	b.press("Rename")
+	b.sees("The group is renamed")
+	b.press("Delete shop")
+	b.sees("The 1 member of shop loses")
+	b.press("Delete")
+	b.sees("No groups yet")
+	b.accessible()
+}
+
+// API keys have their policies and their makers by name, and many of them are found by text.
+func TestAPIKeysAreFound(t *testing.T) {
+	p := start(t)
+	o := p.register("Keys", "kim@example.org")
+	p.verify(o)
+	ctx := t.Context()
+	policy, err := o.CreatePolicy(ctx, v2.PolicyRequest{Name: "printers only", Rules: []v2.PolicyRuleRequest{{Path: "office/**", Verbs: []v2.PathVerb{v2.PathVerbRead}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 12 {
+		k, err := o.CreateAPIKey(ctx, v2.CreateAPIKeyRequest{Name: fmt.Sprintf("worker-%02d", i), Scopes: []v2.Scope{v2.ScopeVaultRead}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i == 7 {
+			p.must(o.BindPolicies(ctx, k.KeyId, v2.BindingRequest{Policies: []string{policy.Policy.PolicyId}}))
+		}
+	}
+	b := p.tab()
+	b.signIn(o, "/settings/api-keys")
+	b.sees("worker-11")
+	b.sees("by kim@example.org")
+	b.fill("Find an API key", "PRINTERS")
+	b.gone("worker-11")
+	b.sees("worker-07")
+	b.sees("printers only")
+	b.accessible()
+	b.fill("Find an API key", "nothing like this")
+	b.sees("None of 12 lines contains this text.")
+	b.fill("Find an API key", "worker-03")
+	b.press("Revoke worker-03")
+	b.press("Revoke")
+	b.sees("The key is revoked")
+}
+
+// Rules of the organisation are made, changed and taken away.
+func TestRulesOfTheOrganisation(t *testing.T) {
+	p := start(t)
+	o := p.register("Rules", "rita@example.org")
+	p.verify(o)
+	ctx := t.Context()
+	id := p.seal(o, "shop/db", "database", "password", "one", 30)
+	b := p.tab()
+	b.signIn(o, "/settings/rules")
+	b.sees("No rules yet")
+	b.press("Create a rule")
+	b.fill("Path", "shop/**")
+	b.fill("Earlier versions kept", "2")
+	b.accessible()
+	b.press("Create")
+	b.sees("The rule is created")
+	p.must(o.ReplaceCredential(ctx, id, v2.ReplaceRequest{Values: map[string]string{"password": "two"}}))
+	b.press("Change the rule of shop/**")
+	b.fill("Earlier versions kept", "0")
+	b.sees("Versions beyond this number are erased at once.")
+	b.press("Change")
+	b.sees("The rule is changed")
+	b.press("Remove the rule of shop/**")
+	b.press("Remove")
+	b.sees("No rules yet")
+
+	b.fill("Add a path", "ci/**")
+	b.press("Add")
+	b.sees("The path is added")
+	b.fill("Days for which past names are kept", "30")
+	b.sees("are told no more at once")
+	b.press("Save")
+	b.sees("The setting is saved")
+	settings, err := o.GetSettings(ctx)
+	if err != nil || len(settings.NeverExpiresPaths) != 1 || settings.NeverExpiresPaths[0] != "ci/**" || settings.NamesKeptDays != 30 {
+		t.Errorf("%+v, %v", settings, err)
+	}
+	b.accessible()
+	b.press("Take away ci/**")
+	b.sees("None: every credential expires.")
 }

@@ -1,14 +1,16 @@
 // Keys by which programs sign in.
 import {html, useState} from '../../vendor/preact.js';
 import {unverified, useAccount} from '../../lib/account.js';
-import {del, get, post} from '../../lib/api.js';
+import {del, post} from '../../lib/api.js';
 import {visible} from '../../lib/format.js';
+import {Narrowed} from '../../lib/list.js';
+import {loadAccess, said} from '../../lib/subjects.js';
 import {scopes} from '../../lib/words.js';
 import {Choice, Confirm, Copy, Dialog, Empty, Form, Hash, Input, Loaded, Name, Panel, Table, Tag, Time, say, useLoad} from '../../lib/ui.js';
 
 export function APIKeys() {
   const account = useAccount();
-  const keys = useLoad(signal => get('/api/v2/api-keys', undefined, signal), []);
+  const keys = useLoad(loadAccess, []);
   const [making, setMaking] = useState(false);
   const [made, setMade] = useState(null);
   const [revoking, setRevoking] = useState(null);
@@ -16,18 +18,18 @@ export function APIKeys() {
   return html`<${Panel} title="Keys for programs" actions=${html`<button type="button" class="primary" disabled=${!account.writes} onClick=${() => setMaking(true)}>Create an API key</button>`}>
     <p class="quiet">A key is sent in the header <code>X-API-Key</code>, for version 1 of the interface as <code>Authorization: Bearer</code>. It is shown once. Store it securely and keep it out of version control.</p>
     ${!account.writes && html`<p class="hint">Creating one is not possible since the trial has ended.</p>`}
-    <${Loaded} of=${keys}>${({api_keys: list}) => list.length === 0
+    <${Loaded} of=${keys}>${a => a.keys.length === 0
       ? html`<${Empty} title="No API keys yet"><p>Create one for each program, with the scopes that it needs and no more.</p><//>`
-      : html`<${Table} caption="API keys" rowKey="key_id" rows=${list} columns=${[
-          {title: 'Name', cell: k => html`<${Name}>${k.name}<//>`},
-          {title: 'Id', cell: k => html`<${Hash} label="Copy the id">${k.key_id}<//>`},
-          {title: 'Scopes', cell: k => k.scopes.join(', ')},
-          {title: 'Created', cell: k => html`<${Time} at=${k.created_at} />`},
+      : html`<${Narrowed} rows=${a.keys} label="Find an API key" textOf=${k => [k.name, k.key_id, ...k.scopes, a.of(k.created_by).name ?? '', ...(policiesOf(a, k) ?? []).map(a.policyName)].join('\n')}>${rows => html`<${Table} caption="API keys" rowKey="key_id" rows=${rows} columns=${[
+          {title: 'Name', cell: k => html`<${Name}>${k.name}<//> <${Hash} label="Copy the id">${k.key_id}<//>`},
+          {title: 'Scopes', cell: k => html`<ul class="plain">${k.scopes.map(s => html`<li key=${s}><code>${s}</code></li>`)}</ul>`},
+          {title: 'Policies', cell: k => html`<${Policies} of=${policiesOf(a, k)} name=${a.policyName} />`},
+          {title: 'Created', cell: k => html`<${Time} at=${k.created_at} /> <span class="quiet">by <${Name}>${said(a.of(k.created_by))}<//></span>`},
           {title: 'Last used', cell: k => html`<${Time} at=${k.last_used_at} relative />`},
           {title: 'Expires', cell: k => k.status === 'expired' ? html`<${Tag} kind="bad">expired<//>` : k.status === 'pending' ? html`<${Tag} kind="warn">waits for approval<//>` : html`<${Time} at=${k.expires_at} relative />`},
           {title: 'Actions', hidden: true, class: 'fit', cell: k => html`<span class="actions">${k.status === 'pending' && account.user?.role === 'owner' && html`<button type="button" aria-label=${'Approve ' + visible(k.name)} onClick=${() => setApproving(k)}>Approve</button>`}
             <button type="button" class="danger" aria-label=${'Revoke ' + visible(k.name)} onClick=${() => setRevoking(k)}>Revoke</button></span>`},
-        ]} />`}<//>
+        ]} />`}<//>`}<//>
     ${making && html`<${CreateKey} onClose=${() => setMaking(false)} onMade=${key => { setMaking(false); setMade(key); keys.reload(); }} />`}
     ${made && html`<${MadeKey} made=${made} onClose=${() => setMade(null)} />`}
     ${approving && html`<${Confirm} title="Approve this API key?" action="Approve" onClose=${() => setApproving(null)} texts=${unverified(account)} onConfirm=${async () => {
@@ -42,6 +44,12 @@ export function APIKeys() {
       }}><p>Programs that use <${Name}>${revoking.name}<//> are refused from now on. This cannot be undone.</p><//>`}
   <//>`;
 }
+
+// policiesOf returns the ids of the policies of a key's own binding, or undefined if it has none.
+const policiesOf = (access, key) => access.bindings.find(b => b.subject === key.key_id)?.policies;
+
+const Policies = ({of, name}) => !of ? html`<span class="quiet" title="The key has the limits of whoever answers for it">none of its own</span>`
+  : of.length === 0 ? html`<${Tag} kind="warn">no path is allowed<//>` : html`<ul class="plain">${of.map(id => html`<li key=${id}><${Name}>${name(id)}<//></li>`)}</ul>`;
 
 function CreateKey({onClose, onMade}) {
   const account = useAccount();
