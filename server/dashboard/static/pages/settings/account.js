@@ -57,11 +57,11 @@ export function Sessions() {
   return html`<${Panel} title="Where you are signed in" actions=${others.length > 0 && html`<${Act} kind="danger" done="All other sessions are signed out" onClick=${endOthers}>Sign out all others<//>`}>
     <${Loaded} of=${sessions}>${({sessions: list}) => html`<${Table} caption="Sessions" rowKey="session_id" rows=${list} columns=${[
       {title: 'Device', cell: s => html`${s.device ? html`<${Name}>${s.device}<//>` : html`<span class="quiet">not known</span>`}${s.current && html` <${Tag} kind="good">this one<//>`}`},
-      {title: 'Address', cell: s => s.address ? html`<code>${visible(s.address)}</code>` : html`<span class="quiet">not known</span>`},
-      {title: 'Signed in', cell: s => html`<${Time} at=${s.created_at} />`},
-      {title: 'Last active', cell: s => html`<${Time} at=${s.last_used_at} relative />`},
-      {title: 'Expires', cell: s => html`<${Time} at=${s.expires_at} relative />`},
-      {title: 'Session', cell: s => html`<${Hash} label="Copy the id">${s.session_id}<//>`},
+      {title: 'Address', class: 'once', cell: s => s.address ? html`<code>${visible(s.address)}</code>` : html`<span class="quiet">not known</span>`},
+      {title: 'Signed in', class: 'once', cell: s => html`<${Time} at=${s.created_at} short />`},
+      {title: 'Last active', class: 'once', cell: s => html`<${Time} at=${s.last_used_at} relative />`},
+      {title: 'Expires', class: 'once', cell: s => html`<${Time} at=${s.expires_at} relative />`},
+      {title: 'Session', class: 'once', cell: s => html`<${Hash} label="Copy the id">${s.session_id}<//>`},
       {title: 'Actions', hidden: true, class: 'fit', cell: s => html`<${Act} kind="danger" aria-label=${s.current ? 'Sign out of this session' : 'Sign out of the session ' + s.session_id} done="The session is signed out" onClick=${() => endOne(s)}>Sign out<//>`},
     ]} />`}<//>
   <//>`;

@@ -21,12 +21,12 @@ export function APIKeys() {
     <${Loaded} of=${keys}>${a => a.keys.length === 0
       ? html`<${Empty} title="No API keys yet"><p>Create one for each program, with the scopes that it needs and no more.</p><//>`
       : html`<${Narrowed} rows=${a.keys} label="Find an API key" textOf=${k => [k.name, k.key_id, ...k.scopes, a.of(k.created_by).name ?? '', ...(policiesOf(a, k) ?? []).map(a.policyName)].join('\n')}>${rows => html`<${Table} caption="API keys" rowKey="key_id" rows=${rows} columns=${[
-          {title: 'Name', cell: k => html`<${Name}>${k.name}<//> <${Hash} label="Copy the id">${k.key_id}<//>`},
-          {title: 'Scopes', cell: k => html`<ul class="plain">${k.scopes.map(s => html`<li key=${s}><code>${s}</code></li>`)}</ul>`},
+          {title: 'Name', class: 'whole', cell: k => html`<span><${Name}>${k.name}<//></span> <${Hash} label="Copy the id">${k.key_id}<//>`},
+          {title: 'Scopes', class: 'once', cell: k => html`<ul class="plain">${k.scopes.map(s => html`<li key=${s}><code>${s}</code></li>`)}</ul>`},
           {title: 'Policies', cell: k => html`<${Policies} of=${policiesOf(a, k)} name=${a.policyName} />`},
-          {title: 'Created', cell: k => html`<${Time} at=${k.created_at} /> <span class="quiet">by <${Name}>${said(a.of(k.created_by))}<//></span>`},
-          {title: 'Last used', cell: k => html`<${Time} at=${k.last_used_at} relative />`},
-          {title: 'Expires', cell: k => k.status === 'expired' ? html`<${Tag} kind="bad">expired<//>` : k.status === 'pending' ? html`<${Tag} kind="warn">waits for approval<//>` : html`<${Time} at=${k.expires_at} relative />`},
+          {title: 'Created', cell: k => html`<span><${Time} at=${k.created_at} relative /></span> <span class="quiet">by <${Name}>${said(a.of(k.created_by))}<//></span>`},
+          {title: 'Last used', class: 'once', cell: k => html`<${Time} at=${k.last_used_at} relative />`},
+          {title: 'Expires', class: 'once', cell: k => k.status === 'expired' ? html`<${Tag} kind="bad">expired<//>` : k.status === 'pending' ? html`<${Tag} kind="warn">waits for approval<//>` : html`<${Time} at=${k.expires_at} relative />`},
           {title: 'Actions', hidden: true, class: 'fit', cell: k => html`<span class="actions">${k.status === 'pending' && account.user?.role === 'owner' && html`<button type="button" aria-label=${'Approve ' + visible(k.name)} onClick=${() => setApproving(k)}>Approve</button>`}
             <button type="button" class="danger" aria-label=${'Revoke ' + visible(k.name)} onClick=${() => setRevoking(k)}>Revoke</button></span>`},
         ]} />`}<//>`}<//>

@@ -36,7 +36,7 @@ export function Policies() {
           {title: 'Name', cell: p => html`<${Name}>${p.name}<//>`},
           {title: 'Allows', cell: p => html`<${Rules} of=${p.rules} />`},
           {title: 'Bound to', cell: p => html`<${Few} of=${holders(p)} />`},
-          {title: 'Changed', cell: p => html`<${Time} at=${p.changed_at} relative />`},
+          {title: 'Changed', class: 'once', cell: p => html`<${Time} at=${p.changed_at} relative />`},
           {title: 'Actions', hidden: true, class: 'fit', cell: p => html`<span class="actions">
             <button type="button" disabled=${!account.writes} aria-label=${'Change ' + visible(p.name)} onClick=${() => setOpen({change: p})}>Change</button>
             <button type="button" class="danger" aria-label=${'Delete ' + visible(p.name)} onClick=${() => setOpen({remove: p, holders: holders(p)})}>Delete</button></span>`},

@@ -23,10 +23,10 @@ export function Webhooks() {
       <${Loaded} of=${hooks}>${({webhooks: list}) => list.length === 0
         ? html`<${Empty} title="No webhooks yet"><p>Create one for each channel or program that is to be told.</p><//>`
         : html`<${Table} caption="List of webhooks" rowKey="webhook_id" rows=${list} columns=${[
-            {title: 'Host', cell: h => h.host === '' ? html`<${Tag} kind="bad">damaged: delete it<//>` : html`<${Name}>${h.host}<//>`},
+            {title: 'Host', class: 'once', cell: h => h.host === '' ? html`<${Tag} kind="bad">damaged: delete it<//>` : html`<${Name}>${h.host}<//>`},
             {title: 'Description', cell: h => h.description && html`<${Name}>${h.description}<//>`},
-            {title: 'Id', cell: h => html`<${Hash} label="Copy the id">${h.webhook_id}<//>`},
-            {title: 'Created', cell: h => html`<${Time} at=${h.created_at} />`},
+            {title: 'Id', class: 'once', cell: h => html`<${Hash} label="Copy the id">${h.webhook_id}<//>`},
+            {title: 'Created', class: 'once', cell: h => html`<${Time} at=${h.created_at} short />`},
             {title: 'Actions', hidden: true, class: 'fit', cell: h => html`<span class="actions">
               <${Link} class="button" to=${'/settings/webhooks?webhook=' + encodeURIComponent(h.webhook_id)} aria-label=${'Deliveries to ' + called(h)} aria-current=${h === chosen ? 'true' : undefined}>Deliveries<//>
               ${h.host !== '' && html`<${Act} disabled=${!account.writes} aria-label=${'Send a test event to ' + called(h)} done="The test event is on its way" onClick=${async () => {
@@ -91,13 +91,13 @@ function Deliveries({of, turn}) {
   return html`<${Panel} title=${`Deliveries to ${called(of)}`} actions=${html`<button type="button" onClick=${deliveries.reload}>Load again</button>`}>
     <${Loaded} of=${deliveries}>${({deliveries: list}) => list.length === 0 ? html`<p class="quiet">Nothing was sent in the last 30 days.</p>`
       : html`<${Table} caption="Deliveries" rowKey="delivery_id" rows=${list} columns=${[
-          {title: 'Event', cell: d => html`<code>${visible(d.event)}</code>`},
+          {title: 'Event', class: 'once', cell: d => html`<code>${visible(d.event)}</code>`},
           {title: 'State', cell: d => html`<${Tag} kind=${states[d.state]?.[0]}>${states[d.state]?.[1] ?? d.state}<//>`},
           {title: 'Attempts', cell: d => number(d.attempts)},
-          {title: 'Last answer', cell: answerOf},
-          {title: 'Last attempt', cell: d => html`<${Time} at=${d.tried_at} relative />`},
-          {title: 'Next attempt', cell: d => d.state !== 'waiting' ? html`<span class="quiet">none</span>` : d.next_at ? html`<${Time} at=${d.next_at} relative />` : 'at once'},
-          {title: 'Made', cell: d => html`<${Time} at=${d.created_at} />`},
+          {title: 'Last answer', class: 'told', cell: answerOf},
+          {title: 'Last attempt', class: 'once', cell: d => html`<${Time} at=${d.tried_at} relative />`},
+          {title: 'Next attempt', class: 'once', cell: d => d.state !== 'waiting' ? html`<span class="quiet">none</span>` : d.next_at ? html`<${Time} at=${d.next_at} relative />` : 'at once'},
+          {title: 'Made', class: 'once', cell: d => html`<${Time} at=${d.created_at} relative />`},
           {title: 'Actions', hidden: true, class: 'fit', cell: d => d.state === 'dead' && html`<${Act} disabled=${!account.writes} aria-label=${'Send again: ' + d.delivery_id} done="The event is sent again" onClick=${() => resend(d)}>Send again<//>`},
         ]} />`}<//>
   <//>`;
