@@ -32,18 +32,28 @@ func (e *estate) cluster() string {
 	ready := func(ok v2.ObjectConditionStatus, reason, message string) v2.ObjectCondition {
 		return v2.ObjectCondition{Type: "Ready", Status: ok, Reason: reason, Message: message, LastTransitionTime: *at(-3)}
 	}
-	synced := v2.ObjectCondition{Type: "TargetSynced", Status: "True", Reason: "Synced", Message: "The Secret holds the values of version 3.", LastTransitionTime: *at(-3)}
+	target := func(ok v2.ObjectConditionStatus, reason, message string) v2.ObjectCondition {
+		return v2.ObjectCondition{Type: "TargetSynced", Status: ok, Reason: reason, Message: message, LastTransitionTime: *at(-3)}
+	}
+	holds := ready("True", "Sealed", "The vault entry holds what the spec says.")
+	stalled := v2.ObjectCondition{Type: "Stalled", Status: "True", Reason: "InvalidSealed", Message: "The value key does not open with any key of this deployment. Seal it again.", LastTransitionTime: *at(-1)}
+	conflict := "The Secret stripe-webhooks is there and belongs to nobody. Annotate it, or choose another name."
 	return encoded(v2.SealedCredentialList{
 		Success: true, Operator: true,
 		SealedCredentials: []v2.SealedCredential{
-			{Namespace: "billing", Name: "stripe", CredentialType: "api_key", Source: "sealed", KeyId: &e.sealing, Scope: &strict, CreatedAt: *at(-40), Generation: 3, ObservedGeneration: 3,
+			{Namespace: "billing", Name: "stripe", CredentialType: "api_key", Source: "sealed", Status: v2.ObjectStatusCurrent, KeyId: &e.sealing, Scope: &strict, CreatedAt: *at(-40), Generation: 3, ObservedGeneration: 3,
 				CredentialId: &e.credential, Version: 3, TargetSecret: new("stripe"), NextRotationAt: at(27), ExpiresAt: at(57),
-				Conditions: []v2.ObjectCondition{ready("True", "Sealed", "The vault entry holds what the spec says."), synced}},
-			{Namespace: "billing", Name: "timescale", CredentialType: "database", Source: "generate", CreatedAt: *at(-12), Generation: 1, ObservedGeneration: 1,
+				Conditions: []v2.ObjectCondition{holds, target("True", "Synced", "The Secret holds the values of version 3.")}},
+			{Namespace: "billing", Name: "stripe-webhooks", CredentialType: "webhook_secret", Source: "sealed", Status: v2.ObjectStatusFailed, KeyId: &e.sealing, Scope: &strict, CreatedAt: *at(-2), Generation: 1, ObservedGeneration: 1,
+				CredentialId: &e.credential, Version: 1, TargetSecret: new("stripe-webhooks"), NextRotationAt: at(58), ExpiresAt: at(88),
+				Conditions: []v2.ObjectCondition{ready("False", "TargetConflict", conflict), {Type: "Stalled", Status: "True", Reason: "TargetConflict", Message: conflict, LastTransitionTime: *at(-2)}, target("False", "TargetConflict", conflict)}},
+			{Namespace: "billing", Name: "timescale", CredentialType: "database", Source: "generate", Status: v2.ObjectStatusInProgress, CreatedAt: *at(-12), Generation: 2, ObservedGeneration: 1,
 				CredentialId: &e.credential, Version: 1, TargetSecret: new("timescale"), NextRotationAt: at(18), ExpiresAt: at(48),
-				Conditions: []v2.ObjectCondition{ready("True", "Sealed", "The vault entry holds what the spec says."), synced}},
-			{Namespace: "portal", Name: "session-key", CredentialType: "webhook_secret", Source: "sealed", KeyId: &former, Scope: &strict, CreatedAt: *at(-90), Generation: 2, ObservedGeneration: 1,
-				Conditions: []v2.ObjectCondition{ready("False", "CannotOpen", "A value does not open with any key of this deployment. Seal it again.")}},
+				Conditions: []v2.ObjectCondition{holds, target("True", "Synced", "The Secret holds the values of version 1.")}},
+			{Namespace: "portal", Name: "legacy-sso", CredentialType: "oauth_client", Source: "values_from", Status: v2.ObjectStatusSuspended, Suspended: true, CreatedAt: *at(-200), Generation: 5, ObservedGeneration: 5,
+				CredentialId: &e.credential, Version: 2, ExpiresAt: at(3), Conditions: []v2.ObjectCondition{ready("True", "Suspended", "spec.suspend is set: nothing is changed.")}},
+			{Namespace: "portal", Name: "session-key", CredentialType: "webhook_secret", Source: "sealed", Status: v2.ObjectStatusFailed, KeyId: &former, Scope: &strict, CreatedAt: *at(-90), Generation: 2, ObservedGeneration: 2,
+				Conditions: []v2.ObjectCondition{ready("False", "InvalidSealed", stalled.Message), stalled}},
 		},
 		SealingKeys: []v2.SealingKeyUse{{KeyId: e.sealing, State: "current", Objects: 1}, {KeyId: former, State: "former", Objects: 1}},
 	})
@@ -231,4 +241,48 @@ func TestAPastedSecretDoesNotLeaveThePage(t *testing.T) {
 	b.until(`!document.querySelector('pre').textContent.includes('target:')`)
 	b.press("Forget the values")
 	b.gone("which are sealed as they are")
+}
+
+// Each object of the cluster is one line, with its status, the state of its target and what is wrong; the rest unfolds.
+func TestObjectsOfTheClusterAreOneLineEach(t *testing.T) {
+	e := &estate{program: start(t), credential: "cred_mfrggzdfmztwq2lknnwg23tpoa", sealing: strings.Repeat("5f0c", 16)}
+	b := e.tab()
+	stop := b.answer("GET", "/api/v2/cluster/sealed-credentials*", reply{status: 200, body: e.cluster()})
+	defer stop()
+	b.size(1366, 768)
+	b.signIn(e.register("Objects", "nils@example.org"), "/cluster")
+	b.narrow()
+	rows := value[[]string](b, `[...document.querySelectorAll('tbody tr')].map(r => r.innerText.replace(/\s+/g, ' ').trim())`)
+	want := []string{
+		"stripe in billing ✓ Current ✓ in step stripe version 3 in 27 days", "stripe-webhooks in billing ✕ Failed ! drift stripe-webhooks version 1 in 2 months The Secret stripe-webhooks is there",
+		"timescale in billing ! In progress ✓ in step timescale version 1 in 18 days The newest change", "legacy-sso in portal • Suspended none version 2 not planned",
+		"session-key in portal ✕ Failed none none yet not planned The value key does not open",
+	}
+	if len(rows) != len(want) {
+		t.Fatalf("the rows are %q", rows)
+	}
+	for i := range want {
+		if !strings.HasPrefix(rows[i], want[i]) {
+			t.Errorf("the row says %q, not %q", rows[i], want[i])
+		}
+	}
+	for _, height := range value[[]float64](b, `[...document.querySelectorAll('tbody tr')].map(r => r.getBoundingClientRect().height)`) {
+		if height > 48 {
+			t.Errorf("a row is %.0f pixels high, which is more than a line", height)
+		}
+	}
+	b.press("Details of stripe-webhooks in billing")
+	b.sees("The Secret is not in step")
+	b.sees("sealed values, scope Strict")
+	b.accessible()
+	b.press("Details of stripe-webhooks in billing")
+	b.gone("The Secret is not in step")
+
+	before := len(b.requested())
+	b.choose("Status", "Failed")
+	b.until(`new URLSearchParams(location.search).get('status') === 'Failed'`)
+	b.settled()
+	if asked := b.asked(before); !slices.ContainsFunc(asked, func(r string) bool { return strings.Contains(r, "sealed-credentials?status=Failed") }) {
+		t.Errorf("the page asked for %q", asked)
+	}
 }

@@ -240,6 +240,7 @@ func (e *estate) views() []view {
 			b.sees("This entry is what was written")
 		}},
 		{name: "cluster", address: "/cluster"},
+		{name: "cluster-details", address: "/cluster", do: press("Details of session-key in portal")},
 		{name: "cluster-seal", address: "/cluster/seal"},
 		{name: "cluster-seal-pasted", address: "/cluster/seal", do: func(b *tab) {
 			b.press("Paste a Secret")

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/gin-gonic/gin"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	api "github.com/latticekeep/latticekeep/api/openapi/v2"
@@ -64,6 +65,9 @@ func (a *clusterAPI) ListSealedCredentials(c *gin.Context, params api.ListSealed
 			rest := all[sort.Search(len(all), func(i int) bool { return objectName(&all[i]) > before }):]
 			for i := range rest {
 				if namespace := gate.Value(params.Namespace); namespace != "" && rest[i].Namespace != namespace {
+					continue
+				}
+				if params.Status != nil && *params.Status != objectStatus(&rest[i]) {
 					continue
 				}
 				if n := len(answer.SealedCredentials); n == limit {
@@ -155,10 +159,27 @@ func (a *clusterAPI) sealingKeyUse(ctx context.Context, all []v1beta1.SealedCred
 	return use, nil
 }
 
+// objectStatus returns the status of an object by the rules of kstatus, and Suspended for one that
+// asks the operator to change nothing.
+func objectStatus(sc *v1beta1.SealedCredential) api.ObjectStatus {
+	is := func(condition string) bool { return meta.IsStatusConditionTrue(sc.Status.Conditions, condition) }
+	switch {
+	case sc.Spec.Suspend:
+		return api.ObjectStatusSuspended
+	case sc.Status.ObservedGeneration != sc.Generation, is(v1beta1.ConditionReconciling):
+		return api.ObjectStatusInProgress
+	case is(v1beta1.ConditionStalled):
+		return api.ObjectStatusFailed
+	case is(v1beta1.ConditionReady):
+		return api.ObjectStatusCurrent
+	}
+	return api.ObjectStatusInProgress
+}
+
 func sealedCredential(sc *v1beta1.SealedCredential) api.SealedCredential {
 	shown := api.SealedCredential{
 		Namespace: sc.Namespace, Name: sc.Name, CredentialType: sc.Spec.CredentialType, Source: api.SealedCredentialSourceGenerate,
-		Suspended: sc.Spec.Suspend, CreatedAt: sc.CreationTimestamp.UTC(), Generation: sc.Generation, ObservedGeneration: sc.Status.ObservedGeneration,
+		Status: objectStatus(sc), Suspended: sc.Spec.Suspend, CreatedAt: sc.CreationTimestamp.UTC(), Generation: sc.Generation, ObservedGeneration: sc.Status.ObservedGeneration,
 		CredentialId: gate.NonZero(sc.Status.CredentialID), Version: sc.Status.Version,
 		NextRotationAt: moment(sc.Status.NextRotationTime), ExpiresAt: moment(sc.Status.ExpiresAt), Conditions: make([]api.ObjectCondition, len(sc.Status.Conditions)),
 	}

@@ -71,15 +71,15 @@ func TestObjectsAreShownWithoutTheirValues(t *testing.T) {
 	want := object{
 		"success": true, "operator": true,
 		"sealed_credentials": []any{
-			object{"namespace": "billing", "name": "db", "credential_type": "database", "source": "sealed", "key_id": current, "scope": "Strict", "suspended": true,
+			object{"namespace": "billing", "name": "db", "credential_type": "database", "source": "sealed", "key_id": current, "scope": "Strict", "status": "Suspended", "suspended": true,
 				"created_at": "2027-01-20T10:00:00Z", "generation": 2, "observed_generation": 1, "credential_id": "cred_x", "version": 3, "target_secret": "db",
 				"next_rotation_at": "2027-01-20T10:00:00Z", "expires_at": "2027-01-20T10:00:00Z",
 				"conditions": []any{object{"type": "Ready", "status": "True", "reason": "Sealed", "message": "it is", "last_transition_time": "2027-01-20T10:00:00Z"}}},
-			object{"namespace": "billing", "name": "made", "credential_type": "t", "source": "generate", "suspended": false, "created_at": "2027-01-20T10:00:00Z",
+			object{"namespace": "billing", "name": "made", "credential_type": "t", "source": "generate", "status": "InProgress", "suspended": false, "created_at": "2027-01-20T10:00:00Z",
 				"generation": 0, "observed_generation": -1, "version": 0, "target_secret": "other", "conditions": []any{}},
-			object{"namespace": "shop", "name": "imported", "credential_type": "t", "source": "values_from", "suspended": false, "created_at": "2027-01-20T10:00:00Z",
+			object{"namespace": "shop", "name": "imported", "credential_type": "t", "source": "values_from", "status": "InProgress", "suspended": false, "created_at": "2027-01-20T10:00:00Z",
 				"generation": 0, "observed_generation": 0, "version": 0, "conditions": []any{}},
-			object{"namespace": "shop", "name": "lost", "credential_type": "t", "source": "sealed", "key_id": strings.Repeat("0", 64), "scope": "Strict", "suspended": false,
+			object{"namespace": "shop", "name": "lost", "credential_type": "t", "source": "sealed", "key_id": strings.Repeat("0", 64), "scope": "Strict", "status": "InProgress", "suspended": false,
 				"created_at": "2027-01-20T10:00:00Z", "generation": 0, "observed_generation": 0, "version": 0, "conditions": []any{}},
 		},
 		"sealing_keys": []any{object{"key_id": current, "state": "current", "objects": 1}, object{"key_id": strings.Repeat("0", 64), "state": "unknown", "objects": 1}},
@@ -134,6 +134,66 @@ func TestObjectsArePaged(t *testing.T) {
 			t.Errorf("%q: %d objects, %d of them once: %v", query, len(found), len(seen), found)
 		}
 	}
+}
+
+// The status follows from the conditions as kstatus says, and a list can be of one status.
+func TestObjectsHaveAStatus(t *testing.T) {
+	known := shown{}
+	s := newService(t, func(c *server.Config) { c.Cluster = known })
+	is := func(kinds ...string) (all []metav1.Condition) {
+		for _, kind := range kinds {
+			name, status, _ := strings.Cut(kind, "=")
+			all = append(all, metav1.Condition{Type: name, Status: metav1.ConditionStatus(status)})
+		}
+		return all
+	}
+	for i, c := range []struct {
+		status     string
+		suspended  bool
+		observed   int64
+		conditions []metav1.Condition
+	}{
+		{"Current", false, 2, is("Ready=True")},
+		{"Current", false, 2, is("Ready=True", "Stalled=False", "Reconciling=False", "Expiring=True")},
+		{"InProgress", false, 1, is("Ready=True")}, // of an older generation
+		{"InProgress", false, 1, is("Ready=False", "Stalled=True")},
+		{"InProgress", false, -1, nil},
+		{"InProgress", false, 2, nil},
+		{"InProgress", false, 2, is("Ready=False")},
+		{"InProgress", false, 2, is("Ready=Unknown")},
+		{"InProgress", false, 2, is("Ready=True", "Reconciling=True")},
+		{"Failed", false, 2, is("Ready=False", "Stalled=True", "TargetSynced=False")},
+		{"Failed", false, 2, is("Ready=True", "Stalled=True")},
+		{"Suspended", true, 2, is("Ready=False", "Stalled=True")},
+		{"Suspended", true, 1, is("Ready=True")},
+	} {
+		known[s.Tenant] = append(known[s.Tenant], v1beta1.SealedCredential{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: fmt.Sprintf("o%02d-%s", i, c.status), Generation: 2},
+			Spec:       v1beta1.SealedCredentialSpec{Suspend: c.suspended},
+			Status:     v1beta1.SealedCredentialStatus{ObservedGeneration: c.observed, Conditions: c.conditions},
+		})
+	}
+	found := 0
+	for _, status := range []string{"Current", "InProgress", "Failed", "Suspended"} {
+		for cursor := ""; ; {
+			page := s.Get(objectsPath+"?limit=3&status="+status+cursor).Want(t, http.StatusOK)
+			for _, o := range page["sealed_credentials"].([]any) {
+				o := o.(object)
+				if found++; o["status"] != status || !strings.HasSuffix(o["name"].(string), "-"+status) {
+					t.Errorf("%s is %v in the list of %s", o["name"], o["status"], status)
+				}
+			}
+			next, ok := page["next_cursor"].(string)
+			if !ok {
+				break
+			}
+			cursor = "&cursor=" + next
+		}
+	}
+	if found != len(known[s.Tenant]) {
+		t.Errorf("%d of %d objects have a status that can be asked for", found, len(known[s.Tenant]))
+	}
+	s.Get(objectsPath+"?status=current").Message(t, http.StatusBadRequest)
 }
 
 func TestWithoutAnOperatorThereAreNoObjects(t *testing.T) {

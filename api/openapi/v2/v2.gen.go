@@ -1083,6 +1083,30 @@ func (e ObjectConditionStatus) Valid() bool {
 	}
 }
 
+// Defines values for ObjectStatus.
+const (
+	ObjectStatusCurrent    ObjectStatus = "Current"
+	ObjectStatusFailed     ObjectStatus = "Failed"
+	ObjectStatusInProgress ObjectStatus = "InProgress"
+	ObjectStatusSuspended  ObjectStatus = "Suspended"
+)
+
+// Valid indicates whether the value is a known member of the ObjectStatus enum.
+func (e ObjectStatus) Valid() bool {
+	switch e {
+	case ObjectStatusCurrent:
+		return true
+	case ObjectStatusFailed:
+		return true
+	case ObjectStatusInProgress:
+		return true
+	case ObjectStatusSuspended:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for OverviewPart.
 const (
 	OverviewPartAccount     OverviewPart = "account"
@@ -3338,6 +3362,10 @@ type ObjectCondition struct {
 // ObjectConditionStatus defines model for ObjectCondition.Status.
 type ObjectConditionStatus string
 
+// ObjectStatus As kstatus has it: an object whose newest change the operator has not seen, or which is not ready, is in progress; one that cannot
+// go on (`Stalled`) has failed. A suspended object is `Suspended`, whatever its conditions are.
+type ObjectStatus string
+
 // Overview defines model for Overview.
 type Overview struct {
 	Activity    *Activity            `json:"activity,omitempty"`
@@ -3877,6 +3905,10 @@ type SealedCredential struct {
 
 	// Source Where the values are from, which is the object itself, a Secret, or the vault that makes them.
 	Source SealedCredentialSource `json:"source"`
+
+	// Status As kstatus has it: an object whose newest change the operator has not seen, or which is not ready, is in progress; one that cannot
+	// go on (`Stalled`) has failed. A suspended object is `Suspended`, whatever its conditions are.
+	Status ObjectStatus `json:"status"`
 
 	// Suspended The object asks the operator to change nothing.
 	Suspended bool `json:"suspended"`
@@ -4502,6 +4534,9 @@ type GetTileParams struct {
 type ListSealedCredentialsParams struct {
 	// Namespace Only objects of this namespace. `sealing_keys` counts all of the tenant's all the same.
 	Namespace *string `form:"namespace,omitempty" json:"namespace,omitempty"`
+
+	// Status Only objects of this status. `sealing_keys` counts all of the tenant's all the same.
+	Status *ObjectStatus `form:"status,omitempty" json:"status,omitempty"`
 
 	// Limit The most objects to return.
 	Limit *int `form:"limit,omitempty" json:"limit,omitempty"`

@@ -1,15 +1,15 @@
 // The SealedCredentials of the cluster, as the operator sees them.
-import {html, useEffect, useState} from '../vendor/preact.js';
+import {Fragment, html, useEffect, useId, useState} from '../vendor/preact.js';
 import {get} from '../lib/api.js';
 import {count, number, visible} from '../lib/format.js';
-import {Empty, Facts, Hash, Input, Link, Loaded, Name, Page, Pages, Panel, Skeleton, Table, Tag, Time, setQuery, useHere, useLoad} from '../lib/ui.js';
+import {Empty, Facts, Filter, Hash, Input, Link, Loaded, Name, Page, Pages, Panel, Skeleton, Tag, Time, setQuery, useHere, useLoad} from '../lib/ui.js';
 
 const perPage = 50;
 
 export function Cluster() {
   const {query} = useHere();
-  const namespace = query.get('namespace') ?? '', cursor = query.get('cursor') ?? '';
-  const list = useLoad(signal => get('/api/v2/cluster/sealed-credentials', {namespace, cursor, limit: perPage}, signal), [namespace, cursor]);
+  const namespace = query.get('namespace') ?? '', cursor = query.get('cursor') ?? '', status = query.get('status') ?? '';
+  const list = useLoad(signal => get('/api/v2/cluster/sealed-credentials', {namespace, status, cursor, limit: perPage}, signal), [namespace, status, cursor]);
   const seal = html`<${Link} class="button primary" to="/cluster/seal">Seal in the browser<//>`;
   return html`<${Page} title="Cluster" lead="The SealedCredentials of your Kubernetes namespaces: what each asks for, and how far the operator is with it. Values are not shown here." actions=${seal}>
     <${Loaded} of=${list} lines=${6}>${({operator, sealed_credentials: objects, sealing_keys: keys, next_cursor: next}) => !operator
@@ -17,9 +17,9 @@ export function Cluster() {
           <p>The operator brings SealedCredentials from a cluster into the vault. It runs when the service is installed in Kubernetes by its Helm chart, or when the configuration names a cluster (<code>kubernetes.kubeconfig</code>). Ask the operator of this service.</p>
           <p>You can seal values here all the same: the manifest works in any cluster that this deployment is connected to.</p>${seal}<//>`
       : html`
-        <${Namespace} value=${namespace} />
-        ${objects.length === 0 && list.loading ? html`<${Skeleton} lines=${6} />` : objects.length === 0 ? html`<${None} namespace=${namespace} seal=${seal} />` : html`
-          <${Table} caption="SealedCredentials" rowKey="id" columns=${columns} rows=${objects.map(o => ({...o, id: `${o.namespace}/${o.name}`}))} />
+        <div class="filters"><${Namespace} value=${namespace} /><${Filter} label="Status" name="status" options=${[['', 'All'], ...Object.entries(statuses).map(([value, [, text]]) => [value, text])]} /></div>
+        ${objects.length === 0 && list.loading ? html`<${Skeleton} lines=${6} />` : objects.length === 0 ? html`<${None} namespace=${namespace} status=${status} seal=${seal} />` : html`
+          <${Objects} objects=${objects} />
           <${Pages} next=${next} shown=${count(objects.length, 'object')} />`}
         ${keys.length > 0 && html`<div class="apart"><${Keys} keys=${keys} /></div>`}`}<//>
   <//>`;
@@ -32,13 +32,14 @@ function Namespace({value}) {
     e.preventDefault();
     setQuery({namespace: text.trim(), cursor: ''});
   };
-  return html`<form class="filters" role="search" onSubmit=${apply}>
+  return html`<form class="namespace" role="search" onSubmit=${apply}>
     <${Input} label="Namespace" required=${false} maxlength="63" autocapitalize="none" value=${text} onInput=${setText} />
-    <div class="actions"><button type="submit">Show</button>${value && html`<button type="button" onClick=${() => setQuery({namespace: '', cursor: ''})}>All namespaces</button>`}</div>
+    <button type="submit">Show</button>${value && html`<button type="button" onClick=${() => setQuery({namespace: '', cursor: ''})}>All namespaces</button>`}
   </form>`;
 }
 
-function None({namespace, seal}) {
+function None({namespace, status, seal}) {
+  if (status) return html`<${Empty} title="No object has this status"><p>Choose another status above.</p><//>`;
   if (namespace) {
     return html`<${Empty} title=${html`Nothing in <${Name}>${namespace}<//>`}>
       <p>There is no SealedCredential in this namespace, or it does not belong to your organisation.</p>
@@ -53,16 +54,8 @@ function None({namespace, seal}) {
 
 const sources = {sealed: 'sealed values', values_from: 'imported from a Secret', generate: 'made by the vault'};
 
-const is = (o, type, status = 'True') => o.conditions.some(c => c.type === type && c.status === status);
-
-function state(o) {
-  if (o.suspended) return ['plain', 'suspended'];
-  if (is(o, 'Stalled')) return ['bad', 'stalled'];
-  if (is(o, 'Ready', 'False')) return ['bad', 'not ready'];
-  if (is(o, 'TargetSynced', 'False') || is(o, 'Expiring') || is(o, 'ValuesStale')) return ['warn', 'needs attention'];
-  if (is(o, 'Ready')) return ['good', 'ready'];
-  return ['plain', 'not seen yet'];
-}
+// Statuses are those of kstatus, and Suspended.
+const statuses = {Current: ['good', 'Current'], InProgress: ['warn', 'In progress'], Failed: ['bad', 'Failed'], Suspended: ['plain', 'Suspended']};
 
 // How a condition is meant: those where true is good, and those where it is not.
 const wanted = {Ready: 'True', TargetSynced: 'True', Stalled: 'False', ValuesStale: 'False', Expiring: 'False'};
@@ -87,28 +80,63 @@ function Condition({of: c}) {
   </div></li>`;
 }
 
-function State({of: o}) {
-  const [kind, text] = state(o);
-  // What is wrong is said at once, without opening anything.
-  const wrong = o.conditions.find(c => kindOf(c) === 'bad') ?? o.conditions.find(c => kindOf(c) === 'warn');
-  return html`<div class="stack tight"><p><${Tag} kind=${kind}>${text}<//></p>
-    ${wrong?.message && html`<p><${Name}>${wrong.message}<//></p>`}
-    ${o.observed_generation < o.generation && html`<p class="quiet">The newest change of the object has not been looked at yet.</p>`}
-    ${o.conditions.length > 0 && html`<details><summary>${count(o.conditions.length, 'condition')}</summary>
-      <ul class="list">${o.conditions.map(c => html`<${Condition} key=${c.type} of=${c} />`)}</ul></details>`}
-  </div>`;
+const Status = ({of: o}) => html`<${Tag} kind=${statuses[o.status]?.[0]}>${statuses[o.status]?.[1] ?? visible(o.status)}<//>`;
+
+// Target is the Secret of an object, and whether it holds what the vault has.
+function Target({of: o}) {
+  if (!o.target_secret) return html`<span class="quiet">none</span>`;
+  const synced = o.conditions.find(c => c.type === 'TargetSynced');
+  const tag = !synced ? html`<${Tag}>not made yet<//>` : synced.status === 'True' ? html`<${Tag} kind="good">in step<//>` : html`<${Tag} kind=${synced.status === 'False' ? 'warn' : 'plain'}>${synced.status === 'False' ? 'drift' : 'not known'}<//>`;
+  return html`<span class="row tight">${tag}<${Name}>${o.target_secret}<//></span>`;
 }
 
+// saying is what an object has to say in one line: what is wrong, before anything else.
+function saying(o) {
+  const wrong = o.conditions.find(c => kindOf(c) === 'bad') ?? o.conditions.find(c => kindOf(c) === 'warn');
+  if (o.observed_generation < o.generation) return 'The newest change of the object has not been looked at yet.';
+  return wrong?.message ?? '';
+}
+
+// Details are all that is known of an object.
+const Details = ({of: o}) => html`<div class="stack">
+  ${o.observed_generation < o.generation && html`<p class="notice">The newest change of the object has not been looked at yet: what is here is of the one before (generation ${number(o.observed_generation)} of ${number(o.generation)}).</p>`}
+  <${Facts} of=${[
+    ['Credential type', visible(o.credential_type)],
+    ['Values', visible(`${sources[o.source] ?? o.source}${o.scope ? `, scope ${o.scope}` : ''}`)],
+    ['Sealing key', o.key_id && html`<${Hash} label="Copy the key's id">${o.key_id}<//>`],
+    ['Created', html`<${Time} at=${o.created_at} />`],
+    ['Next rotation', o.next_rotation_at ? html`<${Time} at=${o.next_rotation_at} />` : 'not planned'],
+    ['Expires', o.expires_at ? html`<${Time} at=${o.expires_at} />` : 'nothing to expire'],
+  ]} />
+  ${o.conditions.length === 0 ? html`<p class="quiet">The operator has said nothing of it yet.</p>` : html`<ul class="list">${o.conditions.map(c => html`<${Condition} key=${c.type} of=${c} />`)}</ul>`}
+</div>`;
+
 const columns = [
-  {title: 'Object', cell: o => html`<div class="stack tight">
-    <strong><${Name}>${o.name}<//></strong><span class="quiet">in <${Name}>${o.namespace}<//></span>
-    <span>${visible(`${o.credential_type}, ${sources[o.source] ?? o.source}${o.scope ? `, scope ${o.scope}` : ''}`)}</span></div>`},
-  {title: 'State', cell: o => html`<${State} of=${o} />`},
-  {title: 'Credential', class: 'fit', cell: o => o.credential_id ? html`<${Link} to=${'/vault/' + encodeURIComponent(o.credential_id)}>version ${number(o.version)}<//>` : html`<span class="quiet">none yet</span>`},
-  {title: 'Target Secret', cell: o => o.target_secret ? html`<${Name}>${o.target_secret}<//>` : html`<span class="quiet">none</span>`},
-  {title: 'Next rotation', cell: o => o.next_rotation_at ? html`<${Time} at=${o.next_rotation_at} relative />` : html`<span class="quiet">not planned</span>`},
-  {title: 'Expires', cell: o => o.expires_at ? html`<${Time} at=${o.expires_at} relative />` : html`<span class="quiet">nothing to expire</span>`},
+  ['Object', 'object', o => html`<span><strong><${Name}>${o.name}<//></strong> <span class="quiet">in <${Name}>${o.namespace}<//></span></span>`],
+  ['Status', 'fit', o => html`<${Status} of=${o} />`],
+  ['Target Secret', 'target', o => html`<${Target} of=${o} />`],
+  ['Credential', 'fit', o => o.credential_id ? html`<${Link} to=${'/vault/' + encodeURIComponent(o.credential_id)}>version ${number(o.version)}<//>` : html`<span class="quiet">none yet</span>`],
+  ['Next rotation', 'fit', o => o.next_rotation_at ? html`<${Time} at=${o.next_rotation_at} relative />` : html`<span class="quiet">not planned</span>`],
+  ['Message', 'message', o => saying(o) && html`<span title=${visible(saying(o))}><${Name}>${saying(o)}<//></span>`],
 ];
+
+// Objects has one line for each object, under which its details unfold.
+function Objects({objects}) {
+  const [open, setOpen] = useState(new Set());
+  const id = useId();
+  const turn = key => setOpen(old => { const now = new Set(old); if (!now.delete(key)) now.add(key); return now; });
+  return html`<div class="table dense objects" role="region" aria-label="SealedCredentials" tabindex="0"><table>
+    <caption class="unseen">SealedCredentials</caption>
+    <thead><tr>${columns.map(([title, kind]) => html`<th key=${title} scope="col" class=${kind}>${title}</th>`)}<th scope="col" class="fit"><span class="unseen">Details</span></th></tr></thead>
+    <tbody>${objects.map((o, i) => {
+      const key = `${o.namespace}/${o.name}`, shown = open.has(key);
+      return html`<${Fragment} key=${key}>
+        <tr>${columns.map(([title, kind, cell]) => html`<td key=${title} data-title=${title} class=${kind}>${cell(o)}</td>`)}
+          <td class="fit" data-title=""><button type="button" class="small" aria-expanded=${shown} aria-controls=${shown ? `${id}-${i}` : undefined} aria-label=${visible(`Details of ${o.name} in ${o.namespace}`)} onClick=${() => turn(key)}><span aria-hidden="true">${shown ? '▾' : '▸'}</span></button></td></tr>
+        ${shown && html`<tr class="unfolded" id=${`${id}-${i}`}><td colspan=${columns.length + 1} class="whole" data-title=""><${Details} of=${o} /></td></tr>`}<//>`;
+    })}</tbody>
+  </table></div>`;
+}
 
 // ---- sealing keys
 

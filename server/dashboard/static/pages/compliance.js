@@ -32,12 +32,12 @@ function Failing({of: s, who, failing}) {
 }
 
 const columns = failing => [
-  {title: 'Framework', cell: s => html`<div><strong><${Link} to=${'/compliance/' + s.framework}>${frameworks[s.framework]}<//></strong> <span class="quiet edition">${s.version}</span></div>`},
+  {title: 'Framework', class: 'edged', cell: s => html`<span title=${s.version}><strong><${Link} to=${'/compliance/' + s.framework}>${frameworks[s.framework]}<//></strong> <span class="quiet edition">${s.version}</span></span>`},
   {title: 'Score', cell: s => s.score === null ? html`<${Tag} kind="warn">withheld<//>`
     : html`<span class="scored"><strong>${Math.round(s.score * 10) / 10}</strong><${Bar} value=${s.score} neutral=${s.provisional} />${s.provisional && html` <${Tag} kind="warn">provisional<//>`}</span>`},
-  {title: 'Evidence for', cell: s => html`<span class="scored"><span>${Math.round(s.coverage.percent)} %</span><${Bar} value=${s.coverage.percent} neutral /><span class="quiet">${number(s.coverage.evidenced)} of ${count(s.coverage.controls, 'control')}</span></span>`},
-  {title: 'Your organisation', cell: s => html`<${Failing} of=${s} who="tenant" failing=${failing} />`},
-  {title: 'The operator', cell: s => html`<${Failing} of=${s} who="deployment" failing=${failing} />`},
+  {title: 'Controls with evidence', cell: s => html`<span class="scored"><span>${Math.round(s.coverage.percent)} %</span><${Bar} value=${s.coverage.percent} neutral /><span class="quiet">${number(s.coverage.evidenced)} of ${number(s.coverage.controls)}</span></span>`},
+  {title: 'Yours to mend', class: 'fit', cell: s => html`<${Failing} of=${s} who="tenant" failing=${failing} />`},
+  {title: "The operator's", class: 'fit', cell: s => html`<${Failing} of=${s} who="deployment" failing=${failing} />`},
 ];
 
 export function Compliance() {
