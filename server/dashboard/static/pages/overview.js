@@ -36,7 +36,7 @@ const healthWords = {ok: 'well', warning: 'warning', failed: 'failed', unknown: 
 function Health({of}) {
   const wrong = of.filter(h => h.status === 'failed' || h.status === 'warning');
   const chain = of.find(h => h.part === 'chain' && h.status === 'ok');
-  return html`<${Panel} title="Health" class="panel wide">
+  return html`<${Panel} title="Health" class="panel wide line">
     <ul class="health">${of.map(h => html`<li key=${h.part}><${Tag} kind=${healthKinds[h.status]}>${healthNames[h.part]}<span class="unseen">: ${healthWords[h.status]}</span><//></li>`)}
       ${chain && html`<li class="quiet">${chain.message}</li>`}</ul>
     ${wrong.length > 0 && html`<ul class="remarks">${wrong.map(h => html`<li key=${h.part}><strong>${healthNames[h.part]}</strong> ${h.message}</li>`)}
@@ -121,7 +121,7 @@ const Number = ({n, unit, to}) => html`<span><strong>${number(n)}</strong> <span
 
 function Credentials({of: c}) {
   const {unread} = c;
-  return html`<${Panel} title="Credentials" actions=${html`<${Link} to="/vault">Vault<//>`}>
+  return html`<${Panel} title="Credentials" actions=${html`<${Link} to="/vault">All credentials<//>`}>
     <div class="numbers">
       <${Number} n=${c.active} unit="active" to="/vault?status=active" />
       <${Number} n=${c.expiring_soon} unit="expire within 7 days" to="/vault?status=active&within=7" />
@@ -136,7 +136,7 @@ function Credentials({of: c}) {
 }
 
 function Scores({of}) {
-  return html`<${Panel} title="Compliance scores" class="panel wide" actions=${html`<${Link} to="/compliance">Compliance<//>`}>
+  return html`<${Panel} title="Compliance scores" class="panel wide" actions=${html`<${Link} to="/compliance">All frameworks<//>`}>
     <ul class="list scores">${of.map(s => html`<li key=${s.framework}><${Link} to=${'/compliance/' + s.framework}>${frameworks[s.framework]}<//>
       <span>${s.failing > 0 && html`<span class="quiet">${number(s.failing)} to mend</span> `}${s.score === null ? html`<${Tag} kind="warn">withheld<//>` : html`<strong>${Math.round(s.score * 10) / 10}</strong>`}</span></li>`)}</ul>
     <p class="quiet">Of 100, for the controls that this service has evidence for.${of.some(s => s.provisional) ? ' Provisional: the deployment was not assessed yet.' : ''}</p>

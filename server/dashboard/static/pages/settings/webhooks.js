@@ -52,7 +52,7 @@ function CreateWebhook({onClose, onMade}) {
   const [description, setDescription] = useState('');
   return html`<${Dialog} title="Create a webhook" onClose=${onClose}>
     <${Form} submit="Create" cancel=${onClose} texts=${{...limited, ...unverified(account)}} onSubmit=${async () => onMade(await post('/api/v2/webhooks', {url, description: description || undefined}))}>
-      <${Input} label="URL" type="url" maxlength="2048" placeholder="https://hooks.example.com/…" hint="https, and a public address unless the operator of this service allows another one. Lists show its host only, because the rest may hold a token." value=${url} onInput=${setURL} autofocus />
+      <${Input} label="URL" type="url" maxlength="2048" hint="It begins with https, and is a public address unless the operator of this service allows another one. Lists show its host only, because the rest may hold a token." value=${url} onInput=${setURL} autofocus />
       <${Input} label="Description" optional maxlength="255" hint="Who or what is told." value=${description} onInput=${setDescription} />
     <//>
   <//>`;
