@@ -56,6 +56,8 @@ func TestWhatUsersWriteIsText(t *testing.T) {
 		}
 		key = made.Key.KeyId
 		p.must(o.CreateAPIKey(ctx, v2.CreateAPIKeyRequest{Name: name, Scopes: []v2.Scope{v2.ScopeVaultRead}}))
+		p.must(o.CreatePolicy(ctx, v2.PolicyRequest{Name: name, Rules: []v2.PolicyRuleRequest{{Path: "**", Verbs: []v2.PathVerb{v2.PathVerbRead}}}}))
+		p.must(o.CreateGroup(ctx, v2.GroupRequest{Name: name}))
 	}
 	addresses := []string{`o'neil+x=y@example.org`, `a&b@example.org`, "müller@example.org", strings.Repeat("w", 64) + "@" + strings.Repeat("long.", 30) + "example.org"}
 	for _, a := range []string{`"<img/src=x/onerror=alert(1)>"@example.org`, `<b>@example.org`, "a\u202eb@example.org"} {
@@ -113,7 +115,7 @@ func TestWhatUsersWriteIsText(t *testing.T) {
 		names   []string
 	}{
 		{"/", hostile[:1]}, {"/vault?sort=updated", hostile}, {"/vault", nil}, {"/vault/" + credential, hostile[len(hostile)-1:]}, {"/keys", hostile}, {"/keys/" + key, hostile[len(hostile)-1:]},
-		{"/audit", nil}, {"/cluster", objects}, {"/settings/api-keys", hostile}, {"/settings/members", taken}, {"/settings/profile", hostile[:1]}, {"/compliance/soc2", nil},
+		{"/audit", nil}, {"/cluster", objects}, {"/settings/api-keys", hostile}, {"/settings/members", taken}, {"/settings/policies", hostile}, {"/settings/groups", hostile}, {"/settings/profile", hostile[:1]}, {"/compliance/soc2", nil},
 		{"/vault?q=%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E", hostile[:1]}, {"/vault/%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E", nil}, {"/audit?user_id=%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E", nil},
 		{"/cluster?namespace=%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E", nil},
 	} {

@@ -162,6 +162,7 @@ func TestWebhooksAndTheirDeliveries(t *testing.T) {
 	b.sees("Deliveries to " + host)
 	b.until(loadsAgain(`document.querySelector('main').innerText.includes('The certificate or the version of TLS is not accepted.')`))
 	b.sees("waiting")
+	b.until(loadsAgain(`document.querySelector('td[data-title="Next attempt"] time') && document.querySelector('td[data-title="Attempts"]').innerText !== '0'`))
 	b.accessible()
 
 	// It becomes a dead letter by age, which is sent again by hand.
