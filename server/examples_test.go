@@ -377,7 +377,7 @@ var examples = map[string]func(*world, operation) servertest.Request{
 	"v2 getComplianceReport":  example("?framework=soc2&format=pdf", nil),
 	"v2 getInventory":         example("", nil),
 	"v2 downloadReport": func(w *world, o operation) servertest.Request {
-		l, err := w.Config.Compliance.Report(context.Background(), administrator(w.tenant), compliance.SOC2, 0, compliance.OSCAL)
+		l, err := w.Config.Compliance.Report(context.Background(), administrator(w.tenant), compliance.SOC2, 0, compliance.OSCAL, compliance.About{})
 		w.must(err)
 		r := w.send(o, "", nil)
 		r.Path = strings.TrimPrefix(l.URL, w.URL)

@@ -186,11 +186,13 @@ type Activity struct {
 	First, Last Reference
 }
 
-// Document is the input for rendering a report. The same head and the same name of the tenant give the
-// same document.
+// Document is the input for rendering a report. The same head, the same name of the tenant and the
+// same [About] give the same document.
 type Document struct {
 	Tenant       authz.TenantID
 	Organisation string     // name of the tenant as it is now, since the log has no names; "": not known
+	Stated       string     // name of the organisation as the caller states it; "": none is stated
+	From         time.Time  // first day of the period that the caller asks for; zero: none is asked for
 	Assessment   Assessment // complete; verified up to the head, or with verification disabled
 	Name         string     // name of the framework
 	Limits       string     // what the catalogue does not cover, in a few sentences
@@ -204,6 +206,12 @@ type Document struct {
 	Activity     []Activity // all entries up to the head, by type, most frequent first
 	Command      string     // command that computes the assessment again from an export
 	Program      string     // name and version of the program that wrote the document
+}
+
+// About is what a caller states for a report. It changes nothing in the results.
+type About struct {
+	Organisation string    // "": the name of the tenant
+	From         time.Time // first day of the period, which ends with the head; zero: no period is stated
 }
 
 // Renderer renders a document. It is pure: the same document gives the same bytes.

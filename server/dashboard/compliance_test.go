@@ -2,9 +2,11 @@ package dashboard_test
 
 import (
 	"fmt"
+	"net/url"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
 )
@@ -146,4 +148,64 @@ func TestWhatFailsIsSaidOnceWithHowToMendIt(t *testing.T) {
 	if links := value[int](b, `document.querySelectorAll('.things a').length`); links != 0 {
 		t.Errorf("an auditor has %d links to what an auditor may not see", links)
 	}
+}
+
+// A report is made of what its preview says: framework, period, organisation and head.
+func TestAReportIsPreviewedAndMade(t *testing.T) {
+	p, o, _ := neglected(t)
+	b := p.tab()
+	b.signIn(o, "/compliance/report?framework=iso27001")
+	b.titled("Report for an auditor")
+	b.sees("ISO 27001, 2022")
+	b.sees("The score and the results are those of the head, at the end of the period, and not of the period.")
+	b.accessible()
+	if b.holds("Organisation (optional)") != "Neglect" {
+		t.Errorf("the organisation is %q", b.holds("Organisation (optional)"))
+	}
+	score, err := o.GetComplianceScore(t.Context(), &v2.GetComplianceScoreParams{Framework: v2.FrameworkIso27001})
+	p.must(score, err)
+	b.sees(fmt.Sprintf("%d controls:", score.Coverage.Controls))
+	b.choose("Framework", "SOC 2")
+	b.sees("You have changed what the report is of")
+	b.fill("Organisation (optional)", "Neglect Holding AG")
+	first := time.Now().UTC().Add(-5 * day).Format(time.DateOnly)
+	set := func(label, value string) {
+		b.script(fmt.Sprintf(`(() => { const l = [...document.querySelectorAll('label')].find(l => l.innerText.startsWith(%s)); const i = document.getElementById(l.htmlFor); i.value = %s; i.dispatchEvent(new Event('input', {bubbles: true})); })()`, quoted(label), quoted(value)))
+	}
+	set("First day", "2999-01-01")
+	b.press("Preview")
+	b.sees("The period begins after its end.")
+	set("First day", first)
+	b.press("Preview")
+	b.sees("stated by you")
+	b.sees("The history of the score begins with the period.")
+	before := len(b.requested())
+	b.press("Make the OSCAL report")
+	b.sees("Links expire in 60 minutes")
+	b.accessible()
+	asked := b.asked(before)
+	if len(asked) != 1 {
+		t.Fatalf("making a report asked for %q", asked)
+	}
+	at, err := url.Parse(strings.TrimPrefix(asked[0], "GET "))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if q := at.Query(); q.Get("framework") != "soc2" || q.Get("format") != "oscal" || q.Get("organisation") != "Neglect Holding AG" || q.Get("from") != first || q.Get("head") == "" {
+		t.Errorf("the report is of %v", q)
+	}
+	downloads := b.downloads()
+	b.follow("Download OSCAL")
+	if report := string(downloads(".json")); !strings.Contains(report, "Neglect Holding AG") || !strings.Contains(report, first) {
+		t.Errorf("the report lacks what was stated: %.300s", report)
+	}
+
+	// A day that is over is judged as of its last entry.
+	set("First day", "")
+	set("Last day", time.Now().UTC().Add(-6*day).Format(time.DateOnly))
+	b.press("Preview")
+	b.sees("Up to " + time.Now().UTC().Add(-12*day).Format("Jan 2, 2006"))
+	set("Last day", "2001-01-01")
+	b.press("Preview")
+	b.sees("There is nothing to report")
 }

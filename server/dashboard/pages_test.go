@@ -231,6 +231,10 @@ func (e *estate) views() []view {
 		{name: "key", address: "/keys/" + e.key},
 		{name: "compliance", address: "/compliance"},
 		{name: "framework", address: "/compliance/soc2"},
+		{name: "report", address: "/compliance/report?framework=fedramp", do: func(b *tab) {
+			b.press("Make the PDF report")
+			b.sees("Links expire in 60 minutes")
+		}},
 		{name: "audit", address: "/audit", do: func(b *tab) {
 			b.press("Verify this page")
 			b.sees("entries verified")

@@ -102,6 +102,7 @@ func TestAUserFindsTheWay(t *testing.T) {
 	b.titled("SOC 2")
 	b.sees("What the operator of this service has to mend")
 	downloads := b.downloads()
+	b.follow("Report for an auditor")
 	b.press("Make the PDF report")
 	b.follow("Download PDF")
 	if report := downloads(".pdf"); !bytes.HasPrefix(report, []byte("%PDF-")) {

@@ -190,11 +190,15 @@ func (a *complianceAPI) GetComplianceReport(c *gin.Context, params api.GetCompli
 		if params.Format != nil {
 			format = compliance.Format(*params.Format)
 		}
+		about := compliance.About{Organisation: gate.Value(params.Organisation)}
+		if params.From != nil {
+			about.From = params.From.Time
+		}
 		if a.computing.Acquire(ctx, call.Principal().Tenant) != nil {
 			return nil, fault.Unavailable
 		}
 		defer a.computing.Release(call.Principal().Tenant)
-		l, err := a.compliance.Report(ctx, call.Principal(), compliance.Framework(params.Framework), uint64(gate.Value(params.Head)), format)
+		l, err := a.compliance.Report(ctx, call.Principal(), compliance.Framework(params.Framework), uint64(gate.Value(params.Head)), format, about)
 		if fault.Of(err) == fault.Conflict { // no report is made from a log that fails verification
 			return nil, cmp.Or(a.guard.RecordAttempt(ctx, call.Principal(), authz.ReadReport, audit.Failure, "not_verified"), err)
 		}

@@ -1442,6 +1442,22 @@ func (siw *ServerInterfaceWrapper) GetComplianceReport(c *gin.Context) {
 		return
 	}
 
+	// ------------- Optional query parameter "organisation" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "organisation", c.Request.URL.Query(), &params.Organisation, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter organisation: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "from" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "from", c.Request.URL.Query(), &params.From, runtime.BindQueryParameterOptions{Type: "string", Format: "date"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter from: %w", err), http.StatusBadRequest)
+		return
+	}
+
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {

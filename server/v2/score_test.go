@@ -202,6 +202,79 @@ func TestTheSameHeadIsTheSameReport(t *testing.T) {
 	}
 }
 
+// A report states whom it is made for and for which period, and says of both that they were asked
+// for. What was judged is the same.
+func TestAReportStatesOrganisationAndPeriod(t *testing.T) {
+	s := newService(t)
+	s.Seal("v")
+	s.VerifyLog()
+	plain := s.report(s.Key, "framework=soc2&format=oscal")
+	head := "&head=" + jsonNumber(uint64(plain.Head.Sequence))
+	day := plain.Head.Timestamp.Format(time.DateOnly)
+	stated := s.report(s.Key, "framework=soc2&format=oscal&organisation="+url.QueryEscape("Müller & Töchter GmbH")+"&from=2026-11-01"+head)
+	if plain.Url == stated.Url || plain.Head != stated.Head {
+		t.Errorf("%+v and %+v", plain, stated)
+	}
+	type document struct {
+		Results struct {
+			Metadata struct {
+				Props   []struct{ Name, Value string }
+				Parties []struct {
+					Name, Remarks string
+					Props         []struct{ Name, Value string }
+				}
+			}
+			Results []struct {
+				Start, End string
+				Props      []struct{ Name, Value string }
+			}
+		} `json:"assessment-results"`
+	}
+	var of [2]document
+	for i, made := range []v2.ComplianceReport{plain, stated} {
+		if err := json.Unmarshal(s.download(made.Url).Body, &of[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !reflect.DeepEqual(of[0].Results.Results, of[1].Results.Results) {
+		t.Errorf("what is stated changes the results:\n%+v\n%+v", of[0].Results.Results, of[1].Results.Results)
+	}
+	party := of[1].Results.Metadata.Parties[0]
+	if party.Name != "Müller & Töchter GmbH" || !strings.Contains(party.Remarks, "Who asked for the report stated the name") || !strings.Contains(party.Remarks, "the results are those of its end") {
+		t.Errorf("%+v", party)
+	}
+	if own := of[0].Results.Metadata.Parties[0]; own.Name == "" || own.Name == string(s.Tenant) || strings.Contains(own.Remarks, "stated") {
+		t.Errorf("the name of the tenant: %+v", own)
+	}
+	period := map[string]string{}
+	for _, p := range of[1].Results.Metadata.Props {
+		period[p.Name] = p.Value
+	}
+	if period["period-start"] != "2026-11-01" || period["period-end"] != day {
+		t.Errorf("%v", period)
+	}
+	again := s.report(s.Key, "framework=soc2&format=oscal&organisation="+url.QueryEscape("Müller & Töchter GmbH")+"&from=2026-11-01"+head)
+	name := func(r v2.ComplianceReport) string { u, _ := url.Parse(r.Url); return u.Query().Get("obj") }
+	if name(again) != name(stated) {
+		t.Error("what states the same is another report")
+	}
+	for _, format := range []string{"pdf"} {
+		made := s.report(s.Key, "framework=soc2&format="+format+"&organisation=Other&from="+day+head)
+		if r := s.download(made.Url); r.Status != http.StatusOK || !bytes.HasPrefix(r.Body, []byte("%PDF-")) {
+			t.Errorf("%d", r.Status)
+		}
+	}
+	for _, query := range []string{
+		"&organisation=", "&organisation=" + strings.Repeat("x", 201), "&organisation=a%0Ab", "&organisation=a%00", "&organisation=%E2%80%AEabc", "&organisation=%20", "&organisation=%FF",
+		"&from=2026-11-32", "&from=yesterday", "&from=2099-01-01", "&from=",
+	} {
+		s.Get("/api/v2/compliance/report?framework=soc2"+query).Message(t, http.StatusBadRequest)
+	}
+	for _, query := range []string{"&organisation=Other", "&from=2026-11-01"} {
+		s.Get("/api/v2/compliance/report?framework=fedramp&format=ksi"+query).Message(t, http.StatusBadRequest)
+	}
+}
+
 // files are the reports that lie in the folder.
 func (s *service) files() (all []string) {
 	s.T.Helper()

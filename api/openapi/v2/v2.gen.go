@@ -4577,6 +4577,15 @@ type GetComplianceReportParams struct {
 	// Format `pdf`; `oscal`, assessment results in NIST's OSCAL JSON; or `ksi`, FedRAMP's key security indicators as JSON, for the framework
 	// `fedramp` alone.
 	Format *GetComplianceReportParamsFormat `form:"format,omitempty" json:"format,omitempty"`
+
+	// Organisation Whom the report is made for, when that is not the tenant's name. It is text without control characters, and the report says that
+	// it was stated by who asked. Not for `ksi`.
+	Organisation *string `form:"organisation,omitempty" json:"organisation,omitempty"`
+
+	// From The first day (UTC) of the period that the report is for; its last day is that of the head. The report states the period and
+	// begins the history of the score with it. Results are those of the head whatever the period is, and each probe says how far it
+	// looks back. Not for `ksi`.
+	From *openapi_types.Date `form:"from,omitempty" json:"from,omitempty"`
 }
 
 // GetComplianceReportParamsFormat defines parameters for GetComplianceReport.

@@ -127,7 +127,7 @@ func TestScoresOutliveTheEntriesTheyComeFrom(t *testing.T) {
 	w.restart()
 	judged("after a restart", 0)
 	judged("after a restart, behind the newest", middle.Sequence)
-	_, err = w.service.Report(t.Context(), story.Owner, compliance.SOC2, middle.Sequence, compliance.PDF)
+	_, err = w.service.Report(t.Context(), story.Owner, compliance.SOC2, middle.Sequence, compliance.PDF, compliance.About{})
 	check(t, err)
 	days, err := w.service.History(t.Context(), story.Owner, compliance.SOC2)
 	check(t, err)
@@ -136,7 +136,7 @@ func TestScoresOutliveTheEntriesTheyComeFrom(t *testing.T) {
 	}
 	for _, head := range []uint64{whole[0].Sequence, whole[left-1].Sequence} {
 		_, err := w.service.Score(t.Context(), story.Owner, compliance.SOC2, head)
-		if _, err2 := w.service.Report(t.Context(), story.Owner, compliance.SOC2, head, compliance.PDF); fault.Of(err) != fault.NotFound || fault.Of(err2) != fault.NotFound ||
+		if _, err2 := w.service.Report(t.Context(), story.Owner, compliance.SOC2, head, compliance.PDF, compliance.About{}); fault.Of(err) != fault.NotFound || fault.Of(err2) != fault.NotFound ||
 			!strings.Contains(fault.Message(err), "archived: choose one of its later entries") {
 			t.Errorf("as of %d, which is archived: %v, %v", head, err, err2)
 		}

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
@@ -17,7 +19,14 @@ import (
 	"github.com/latticekeep/latticekeep/internal/frame"
 )
 
+// maxOrganisation bounds the name of an organisation that a caller states, in characters.
+const maxOrganisation = 200
+
 var (
+	errOrganisation = fault.New(fault.Invalid, "organisation must have 1 to 200 characters, and no control characters")
+	errFrom         = fault.New(fault.Invalid, "from must not be later than the day of the head")
+	errKSIAbout     = fault.New(fault.Invalid, "organisation and from are for the formats pdf and oscal: a report of the format ksi has no place for them")
+
 	errFormat      = fault.New(fault.Invalid, "format must be one of pdf, oscal and ksi, and ksi is for the framework fedramp alone")
 	errNotVerified = fault.New(fault.Conflict, "the audit chain does not verify, so that no report is made of it: run latticekeep audit verify")
 	errVerifying   = fault.New(fault.Unavailable, "the audit chain is not verified up to the head yet: retry")
@@ -25,17 +34,20 @@ var (
 
 // Report returns a link to the report on a framework, as of an entry of p's tenant; 0 means the
 // newest one. It renders the report unless it is stored already: the same head, name of the tenant,
-// catalogue and program give the same bytes. Errors: fault.Forbidden, fault.Invalid for an unknown
+// catalogue, program and about give the same bytes. Errors: fault.Forbidden, fault.Invalid for an unknown
 // framework or format, fault.NotFound for an entry that the tenant does not have, fault.Conflict when
 // the chain does not verify, fault.Unavailable. The last one also means that the chain is not verified up to
 // the head yet, or that the report could not be stored; then there is no report.
-func (s *Service) Report(ctx context.Context, p authz.Principal, f compliance.Framework, head uint64, format compliance.Format) (compliance.Link, error) {
+func (s *Service) Report(ctx context.Context, p authz.Principal, f compliance.Framework, head uint64, format compliance.Format, about compliance.About) (compliance.Link, error) {
 	if err := s.ready(ctx, p, authz.ReadReport, f); err != nil {
 		return compliance.Link{}, err
 	}
 	render := s.reports.renderers[format]
 	if render == nil || format == compliance.KSI && f != compliance.FedRAMP {
 		return compliance.Link{}, errFormat
+	}
+	if err := checkAbout(about, format); err != nil {
+		return compliance.Link{}, err
 	}
 	j, err := s.judged(ctx, p, authz.ReadReport, f, head)
 	if err != nil {
@@ -48,17 +60,23 @@ func (s *Service) Report(ctx context.Context, p authz.Principal, f compliance.Fr
 	default:
 		return compliance.Link{}, errNotVerified
 	}
+	if about.From.After(j.Head.Time) {
+		return compliance.Link{}, errFrom
+	}
 	organisation, err := s.organisation(ctx, p.Tenant)
 	if err != nil {
 		return compliance.Link{}, fmt.Errorf("reading the name of the tenant: %w", err)
 	}
-	name := s.reportName(p.Tenant, organisation, j.Assessment, format)
+	if about.Organisation == organisation {
+		about.Organisation = "" // nothing is stated that is not so
+	}
+	name := s.reportName(p.Tenant, organisation, j.Assessment, format, about)
 	link, err := s.reports.link(ctx, name, func() ([]byte, error) {
 		if s.computing.Acquire(ctx, 1) != nil { // acquired late, so that no caller holds it while it waits for the bucket
 			return nil, errBusy
 		}
 		defer s.computing.Release(1)
-		d, err := s.document(ctx, p.Tenant, organisation, j)
+		d, err := s.document(ctx, p.Tenant, organisation, j, about)
 		if err != nil {
 			return nil, err
 		}
@@ -82,14 +100,18 @@ func (s *Service) Report(ctx context.Context, p authz.Principal, f compliance.Fr
 
 // reportName returns the name of a report in the bucket. The name depends on everything that
 // determines the contents of the report.
-func (s *Service) reportName(tenant authz.TenantID, organisation string, a compliance.Assessment, format compliance.Format) string {
-	input := frame.Join("latticekeep/report-name/v2", []byte(organisation), []byte(a.Head.Hash), []byte(s.catalogues[a.Framework].Digest), []byte(s.reports.program), []byte(a.Proof.Status))
+func (s *Service) reportName(tenant authz.TenantID, organisation string, a compliance.Assessment, format compliance.Format, about compliance.About) string {
+	from := ""
+	if !about.From.IsZero() {
+		from = about.From.UTC().Format(time.DateOnly)
+	}
+	input := frame.Join("latticekeep/report-name/v3", []byte(organisation), []byte(about.Organisation), []byte(from), []byte(a.Head.Hash), []byte(s.catalogues[a.Framework].Digest), []byte(s.reports.program), []byte(a.Proof.Status))
 	sum := sha256.Sum256(input)
 	return fmt.Sprintf("reports/%s/%s-%d-%s.%s", tenant, a.Framework, a.Head.Sequence, hex.EncodeToString(sum[:6]), format.Extension())
 }
 
 // document returns the input of the renderers. Nothing in it depends on the present time.
-func (s *Service) document(ctx context.Context, tenant authz.TenantID, organisation string, j judgement) (compliance.Document, error) {
+func (s *Service) document(ctx context.Context, tenant authz.TenantID, organisation string, j judgement, about compliance.About) (compliance.Document, error) {
 	checkpoint, err := s.reader.CheckpointAt(ctx, j.Head.Sequence)
 	if err != nil {
 		return compliance.Document{}, fmt.Errorf("making the checkpoint at the head: %w", err)
@@ -104,13 +126,38 @@ func (s *Service) document(ctx context.Context, tenant authz.TenantID, organisat
 	}
 	fingerprint := audit.Fingerprint(j.chainID, public)
 	return compliance.Document{
-		Tenant: tenant, Organisation: organisation, Assessment: j.Assessment, Name: c.Name, Limits: c.Limits, Profiles: c.Profiles(),
+		Tenant: tenant, Organisation: organisation, Stated: about.Organisation, From: about.From, Assessment: j.Assessment, Name: c.Name, Limits: c.Limits, Profiles: c.Profiles(),
 		ChainID: j.chainID, Fingerprint: fingerprint, KeyID: j.keyID, PublicKey: j.publicKey,
-		Checkpoint: checkpoint.Text(), History: withHead(j.history, j.Assessment), Activity: j.activity,
+		Checkpoint: checkpoint.Text(), History: since(about.From, withHead(j.history, j.Assessment)), Activity: j.activity,
 		Command: fmt.Sprintf("latticekeep compliance score --file export.jsonl --fingerprint %s --tenant %s --framework %s --head %d",
 			fingerprint, tenant, j.Framework, j.Head.Sequence),
 		Program: s.reports.program,
 	}, nil
+}
+
+// checkAbout checks what a caller states for a report.
+func checkAbout(about compliance.About, format compliance.Format) error {
+	name := about.Organisation
+	switch {
+	case format == compliance.KSI && about != (compliance.About{}):
+		return errKSIAbout
+	case name != "" && (!utf8.ValidString(name) || utf8.RuneCountInString(name) > maxOrganisation || strings.TrimSpace(name) == "" ||
+		strings.ContainsFunc(name, func(r rune) bool { return unicode.IsControl(r) || unicode.In(r, unicode.Cf, unicode.Zl, unicode.Zp) })):
+		return errOrganisation
+	}
+	return nil
+}
+
+// since returns the scores from a day on.
+func since(from time.Time, history []compliance.DayScore) []compliance.DayScore {
+	if from.IsZero() {
+		return history
+	}
+	first := slices.IndexFunc(history, func(d compliance.DayScore) bool { return d.Date >= from.UTC().Format(time.DateOnly) })
+	if first < 0 {
+		return nil
+	}
+	return history[first:]
 }
 
 // withHead adds the score of the head itself. Its entry comes after the head, so the history would

@@ -27,7 +27,7 @@ func TestReportIsMadeOnceAndSigned(t *testing.T) {
 	w.Story.Good()
 	former := w.score(compliance.SOC2, 0) // on the same day
 	w.Issued("key_all", 0, "", authz.VaultRead, authz.AccountAdmin)
-	link, err := w.service.Report(t.Context(), story.Owner, compliance.SOC2, 0, compliance.PDF)
+	link, err := w.service.Report(t.Context(), story.Owner, compliance.SOC2, 0, compliance.PDF, compliance.About{})
 	check(t, err)
 	if want := w.Clock.Add(time.Hour); !link.ExpiresAt.Equal(want) || link.URL == link.SignatureURL {
 		t.Errorf("%+v", link)
@@ -49,14 +49,14 @@ func TestReportIsMadeOnceAndSigned(t *testing.T) {
 		t.Error("the signature is not the report's")
 	}
 	w.Days(3).ReadLog()
-	again, err := w.service.Report(t.Context(), story.Owner, compliance.SOC2, link.Head.Sequence, compliance.PDF)
+	again, err := w.service.Report(t.Context(), story.Owner, compliance.SOC2, link.Head.Sequence, compliance.PDF, compliance.About{})
 	check(t, err)
 	if again.Head != link.Head || w.rendered != 1 {
 		t.Errorf("it was rendered %d times", w.rendered)
 	}
 	check(t, os.RemoveAll(filepath.Join(w.folder, "reports", string(story.Ours))))
 	w.service = w.newService()
-	_, err = w.service.Report(t.Context(), story.Owner, compliance.SOC2, link.Head.Sequence, compliance.PDF)
+	_, err = w.service.Report(t.Context(), story.Owner, compliance.SOC2, link.Head.Sequence, compliance.PDF, compliance.About{})
 	check(t, err)
 	files, err = filepath.Glob(filepath.Join(w.folder, "reports", string(story.Ours), "*.pdf"))
 	check(t, err)
@@ -105,7 +105,7 @@ func TestNothingIsHalfWrittenToABucketThatIsGone(t *testing.T) {
 		w := newWorld(t)
 		w.Story.Good()
 		w.service.reports.bucket = &failing{Reports: w.reports, failAt: failAt}
-		if _, err := w.service.Report(t.Context(), story.Owner, compliance.SOC2, 0, compliance.OSCAL); fault.Of(err) != fault.Unavailable || strings.Contains(fault.Message(err), "network") {
+		if _, err := w.service.Report(t.Context(), story.Owner, compliance.SOC2, 0, compliance.OSCAL, compliance.About{}); fault.Of(err) != fault.Unavailable || strings.Contains(fault.Message(err), "network") {
 			t.Error(err)
 		}
 		if files, _ := filepath.Glob(filepath.Join(w.folder, "reports", string(story.Ours), "*.json")); len(files) != 0 {
@@ -115,13 +115,13 @@ func TestNothingIsHalfWrittenToABucketThatIsGone(t *testing.T) {
 		if last := all[len(all)-1]; last.EventType == audit.ComplianceReported {
 			t.Error("a report that there is not was recorded")
 		}
-		_, err := w.service.Report(t.Context(), story.Owner, compliance.SOC2, 0, compliance.OSCAL)
+		_, err := w.service.Report(t.Context(), story.Owner, compliance.SOC2, 0, compliance.OSCAL, compliance.About{})
 		check(t, err)
 	}
 	w := newWorld(t)
 	w.Began()
 	w.service.reports.bucket = gone{w.reports}
-	if _, err := w.service.Report(t.Context(), story.Owner, compliance.SOC2, 0, compliance.PDF); fault.Of(err) != fault.Unavailable {
+	if _, err := w.service.Report(t.Context(), story.Owner, compliance.SOC2, 0, compliance.PDF, compliance.About{}); fault.Of(err) != fault.Unavailable {
 		t.Error(err)
 	}
 }
@@ -147,10 +147,10 @@ func (w *world) lying() map[string][]byte {
 func TestStoredReportsAreNotBelieved(t *testing.T) {
 	w := newWorld(t)
 	w.Began()
-	early, err := w.service.Report(t.Context(), story.Owner, compliance.SOC2, 0, compliance.PDF)
+	early, err := w.service.Report(t.Context(), story.Owner, compliance.SOC2, 0, compliance.PDF, compliance.About{})
 	check(t, err)
 	w.Days(40).ReadLog()
-	link, err := w.service.Report(t.Context(), story.Owner, compliance.SOC2, 0, compliance.PDF)
+	link, err := w.service.Report(t.Context(), story.Owner, compliance.SOC2, 0, compliance.PDF, compliance.About{})
 	check(t, err)
 	w.verified()
 	var name, former string
@@ -204,7 +204,7 @@ func TestStoredReportsAreNotBelieved(t *testing.T) {
 					t.Errorf("%s: %s gives %.20q, %v", what, n, b, err)
 				}
 			}
-			got, err := w.service.Report(t.Context(), story.Owner, compliance.SOC2, link.Head.Sequence, compliance.PDF)
+			got, err := w.service.Report(t.Context(), story.Owner, compliance.SOC2, link.Head.Sequence, compliance.PDF, compliance.About{})
 			check(t, err)
 			now := w.lying()
 			if got.Head != link.Head || !bytes.Equal(now[name], whole[name]) || !w.signer.Public().Verify("latticekeep/report/v1", now[name], now[name+".sig"]) {
@@ -277,7 +277,7 @@ func TestWhoWaitsForWhat(t *testing.T) {
 	w.service.reports.bucket = b
 	for range 2 {
 		for _, head := range []uint64{0, 3} {
-			_, err := w.service.Report(t.Context(), story.Owner, compliance.SOC2, head, compliance.PDF)
+			_, err := w.service.Report(t.Context(), story.Owner, compliance.SOC2, head, compliance.PDF, compliance.About{})
 			check(t, err)
 		}
 	}
@@ -293,7 +293,7 @@ func TestWhoWaitsForWhat(t *testing.T) {
 	_, scoring := w.service.Score(ctx, story.Owner, compliance.SOC2, 0)
 	_, pinned := w.service.Score(ctx, story.Owner, compliance.SOC2, 3)
 	_, reading := w.service.History(ctx, story.Owner, compliance.SOC2)
-	_, reporting := w.service.Report(ctx, story.Owner, compliance.SOC2, 0, compliance.PDF)
+	_, reporting := w.service.Report(ctx, story.Owner, compliance.SOC2, 0, compliance.PDF, compliance.About{})
 	_, listing := w.service.Inventory(ctx, story.Owner)
 	for _, err := range []error{scoring, pinned, reading, reporting, listing} {
 		if fault.Of(err) != fault.Unavailable || !strings.Contains(err.Error(), "behind its anchor") {

@@ -305,7 +305,7 @@ func TestHeadIsAnEntryOfTheTenant(t *testing.T) {
 		if _, err := w.service.Score(t.Context(), story.Owner, compliance.SOC2, head); fault.Of(err) != fault.NotFound {
 			t.Errorf("head %d: %v", head, err)
 		}
-		if _, err := w.service.Report(t.Context(), story.Owner, compliance.SOC2, head, compliance.PDF); fault.Of(err) != fault.NotFound {
+		if _, err := w.service.Report(t.Context(), story.Owner, compliance.SOC2, head, compliance.PDF, compliance.About{}); fault.Of(err) != fault.NotFound {
 			t.Errorf("report at %d: %v", head, err)
 		}
 	}
@@ -327,7 +327,7 @@ func TestCallsAreAuthorizedAndRecorded(t *testing.T) {
 		audit.ComplianceScored:      func(p authz.Principal) error { _, err := w.service.Score(ctx, p, compliance.GDPR, 0); return err },
 		audit.ComplianceHistoryRead: func(p authz.Principal) error { _, err := w.service.History(ctx, p, compliance.GDPR); return err },
 		audit.ComplianceReported: func(p authz.Principal) error {
-			_, err := w.service.Report(ctx, p, compliance.GDPR, 0, compliance.PDF)
+			_, err := w.service.Report(ctx, p, compliance.GDPR, 0, compliance.PDF, compliance.About{})
 			return err
 		},
 		audit.InventoryRead: func(p authz.Principal) error { _, err := w.service.Inventory(ctx, p); return err },
@@ -355,7 +355,7 @@ func TestCallsAreAuthorizedAndRecorded(t *testing.T) {
 		f compliance.Framework
 		x compliance.Format
 	}{{compliance.GDPR, "doc"}, {compliance.GDPR, compliance.KSI}} {
-		if _, err := w.service.Report(ctx, story.Owner, c.f, 0, c.x); fault.Of(err) != fault.Invalid {
+		if _, err := w.service.Report(ctx, story.Owner, c.f, 0, c.x, compliance.About{}); fault.Of(err) != fault.Invalid {
 			t.Errorf("%v: %v", c, err)
 		}
 	}
@@ -433,7 +433,7 @@ func TestScoreIsWithheldWhenTheChainDoesNotHold(t *testing.T) {
 			if a.Score != nil || a.Reason == "" || a.Proof.Status != compliance.Broken || len(a.Controls) != 0 {
 				t.Errorf("%+v", a)
 			}
-			if _, err := w.service.Report(t.Context(), story.Owner, compliance.SOC2, 0, compliance.PDF); fault.Of(err) != fault.Conflict {
+			if _, err := w.service.Report(t.Context(), story.Owner, compliance.SOC2, 0, compliance.PDF, compliance.About{}); fault.Of(err) != fault.Conflict {
 				t.Error(err)
 			}
 			if files, _ := filepath.Glob(filepath.Join(w.folder, "reports/*/*")); len(files) != 0 {
@@ -460,7 +460,7 @@ func TestDisabledVerificationMovesTheScore(t *testing.T) {
 	w := newWorld(t)
 	w.Began()
 	verified := w.score(compliance.SOC2, 0)
-	early, err := w.service.Report(t.Context(), story.Owner, compliance.SOC2, verified.Head.Sequence, compliance.PDF)
+	early, err := w.service.Report(t.Context(), story.Owner, compliance.SOC2, verified.Head.Sequence, compliance.PDF, compliance.About{})
 	check(t, err)
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -478,7 +478,7 @@ func TestDisabledVerificationMovesTheScore(t *testing.T) {
 		t.Error(days)
 	}
 	// The report says so, and differs from the earlier one for the same head.
-	late, err := w.service.Report(t.Context(), story.Owner, compliance.SOC2, verified.Head.Sequence, compliance.PDF)
+	late, err := w.service.Report(t.Context(), story.Owner, compliance.SOC2, verified.Head.Sequence, compliance.PDF, compliance.About{})
 	check(t, err)
 	files, err := filepath.Glob(filepath.Join(w.folder, "reports", string(story.Ours), "*.pdf"))
 	check(t, err)

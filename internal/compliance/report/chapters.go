@@ -16,6 +16,13 @@ func (s *sheet) scope() {
 	s.flow(body, "It shows what the audit log is evidence for, control by control, for one tenant and as of one entry of the log, the head. A program wrote it "+
 		"from the log and the name of the organisation; nobody edited it, and the same head and name give the same report, byte for byte. Whatever it says is followed by the entries that "+
 		"it was judged by, as sequence and hash.")
+	if s.d.Stated != "" {
+		s.flow(body, "Who asked for the report stated whom it was made for. The log does not know that name, and nothing in the report was judged by it.")
+	}
+	if !s.d.From.IsZero() {
+		s.flow(body, "The period on the cover is the one that was asked for. The score and the results are those of the head, at its end, and not of the period: each probe looks "+
+			"back over a window of its own, which stands beside its result and can begin before the period. The history of the score begins with the period.")
+	}
 	s.flow(body, "The titles of controls are our own short ones. What counts is the text of the framework, which is not repeated here.")
 
 	s.heading("What a signed log can show")

@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"regexp"
 	"slices"
@@ -63,15 +64,37 @@ func (r assessment) metadata() oscal.Metadata {
 			"framework", string(r.Assessment.Framework),
 			"framework-edition", r.Assessment.Version,
 			"program", r.Program,
+			"period-start", day(r.From),
+			"period-end", r.periodEnd(),
 		),
 		Roles: &[]oscal.Role{{ID: "assessed", Title: "Whose entries of the audit log were read"}},
 		Parties: &[]oscal.Party{{
-			UUID: tenant, Type: "organization", Name: line(string(r.Tenant)),
-			Remarks: "The log knows a tenant by this id and by no name.",
+			UUID: tenant, Type: "organization", Name: line(cmp.Or(r.Stated, r.Organisation, string(r.Tenant))),
+			Props:   props("tenant", string(r.Tenant), "tenant-name", line(r.Organisation)),
+			Remarks: r.about(),
 		}},
 		ResponsibleParties: &[]oscal.ResponsibleParty{{RoleId: "assessed", PartyUuids: []string{tenant}}},
 		Remarks:            notice,
 	}
+}
+
+// about says where the name of the assessed party is from, and what a stated period means.
+func (r assessment) about() string {
+	text := "The log knows a tenant by the id in the property tenant and by no name. The name is that of the tenant's account."
+	if r.Stated != "" {
+		text = "The log knows a tenant by the id in the property tenant and by no name. Who asked for the report stated the name."
+	}
+	if !r.From.IsZero() {
+		text += " The properties period-start and period-end are the period that was asked for: the results are those of its end, and each observation says how far it looks back."
+	}
+	return text
+}
+
+func (r assessment) periodEnd() string {
+	if r.From.IsZero() {
+		return ""
+	}
+	return day(r.end)
 }
 
 func (r assessment) result() oscal.Result {

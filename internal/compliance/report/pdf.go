@@ -78,6 +78,12 @@ func (s *sheet) cover() {
 	if s.d.Organisation != "" {
 		about = append([]string{"Organisation", printable(s.d.Organisation)}, about...)
 	}
+	if s.d.Stated != "" {
+		about = append([]string{"Made for, as stated", printable(s.d.Stated)}, about...)
+	}
+	if !s.d.From.IsZero() {
+		about = append(about, "Period, as stated", date(s.d.From)+" to "+date(a.Head.Time)+"; the score is of its end")
+	}
 	if len(s.d.Activity) > 0 {
 		about = append(about, "Period", s.period())
 	}

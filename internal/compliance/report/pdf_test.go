@@ -125,6 +125,19 @@ func TestPDFSaysAllThatWasJudged(t *testing.T) {
 	}
 }
 
+// What a caller states is on the cover as what it is, and the period is no claim about the score.
+func TestPDFSaysWhatIsStated(t *testing.T) {
+	d := sample(t, compliance.SOC2, quarter())
+	d.Stated, d.From = "Käsekontor Müller", d.Assessment.Head.Time.AddDate(0, 0, -30)
+	text := pdftotext(t, render(t, d), "-layout")
+	for _, says := range []string{"Made for, as stated Käsekontor Müller", "Period, as stated " + date(d.From) + " to " + date(d.Assessment.Head.Time) + "; the score is of its end",
+		"are those of the head, at its end, and not of the period", "The log does not know that name"} {
+		if !strings.Contains(bare(text), bare(says)) {
+			t.Errorf("the report does not say %q", says)
+		}
+	}
+}
+
 // A score that is missing for lack of data is not blamed on the chain.
 func TestPDFWithoutAScoreSaysWhy(t *testing.T) {
 	d := empty()

@@ -19,6 +19,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -66,7 +67,15 @@ type ids struct{ root uuid.UUID }
 func newIDs(d compliance.Document) ids {
 	a := d.Assessment
 	space := uuid.NewSHA1(uuid.NameSpaceURL, []byte("https://latticekeep.dev/ns/report/v1"))
-	return ids{uuid.NewSHA1(space, joined(a.Head.Hash, string(d.Tenant), string(a.Framework), a.Version, d.Program, a.Proof.Status))}
+	return ids{uuid.NewSHA1(space, joined(a.Head.Hash, string(d.Tenant), string(a.Framework), a.Version, d.Program, a.Proof.Status, d.Organisation, d.Stated, day(d.From)))}
+}
+
+// day returns a day in UTC, or "" for the zero time.
+func day(t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return t.UTC().Format(time.DateOnly)
 }
 
 // of returns the identifier for a list of parts. Different lists give different identifiers.

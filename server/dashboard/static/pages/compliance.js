@@ -1,12 +1,13 @@
 // Compliance: what the log is evidence for, by framework.
-import {html, useEffect, useRef, useState} from '../vendor/preact.js';
+import {html, useState} from '../vendor/preact.js';
 import {get} from '../lib/api.js';
 import {count, number} from '../lib/format.js';
 import {frameworks} from '../lib/words.js';
 import {Proof} from '../lib/log.js';
 import {failsFor, failuresOf, jobs, Mending} from '../lib/mending.js';
+import {ReportBuilder} from './report.js';
 import {useScores} from '../lib/scores.js';
-import {Act, Choice, Empty, Facts, Filter, Gauge, Hash, Link, Loaded, Page, Panel, Skeleton, Table, Tag, Time, Trend, Trouble, useHere, useLoad} from '../lib/ui.js';
+import {Choice, Empty, Facts, Filter, Gauge, Hash, Link, Loaded, Page, Panel, Skeleton, Table, Tag, Time, Trend, Trouble, useHere, useLoad} from '../lib/ui.js';
 
 const lead = 'How much of what this service can see went well. A score is evidence for controls of a framework; it does not say that the framework is met.';
 
@@ -42,7 +43,7 @@ const columns = failing => [
 
 export function Compliance() {
   const {all, stopped, again} = useScores();
-  return html`<${Page} title="Compliance" lead=${lead} actions=${all && html`<button type="button" onClick=${again}>Re-evaluate</button>`}>
+  return html`<${Page} title="Compliance" lead=${lead} actions=${html`${all && html`<button type="button" onClick=${again}>Re-evaluate</button>`}<${Link} class="button primary" to="/compliance/report">Report for an auditor<//>`}>
     ${stopped && html`<div class="spaced"><${Trouble} error=${stopped} retry=${again} /></div>`}
     ${all ? html`<${Glance} of=${all} />` : !stopped && html`<${Skeleton} lines=${9} />`}
   <//>`;
@@ -68,7 +69,13 @@ const results = {
 
 const Result = ({of}) => html`<${Tag} kind=${results[of]?.[0]}>${results[of]?.[1] ?? of}<//>`;
 
+// Framework is the page of one framework. /compliance/report, which looks like one, is the report builder.
 export function Framework() {
+  const {params} = useHere();
+  return params.framework === 'report' ? html`<${ReportBuilder} />` : html`<${OneFramework} />`;
+}
+
+function OneFramework() {
   const {params, query} = useHere();
   const framework = params.framework;
   const name = Object.hasOwn(frameworks, framework) ? frameworks[framework] : null;
@@ -77,7 +84,7 @@ export function Framework() {
   const back = {to: '/compliance', text: 'Compliance'};
   if (!name) return html`<${Page} title="Compliance" back=${back}><${Empty} title="There is no such framework"><p>Choose one of the nine that there are.</p><${Link} class="button" to="/compliance">All frameworks<//><//><//>`;
   return html`<${Page} title=${name} back=${back} lead=${`This is evidence for controls of ${name} from the audit log of this service. It is not a statement that ${name} is met: most of a framework lies outside this service, and a log shows that a control operated, not that it was designed well.`}
-      actions=${html`<button type="button" onClick=${score.reload}>Re-evaluate</button>`}>
+      actions=${html`<button type="button" onClick=${score.reload}>Re-evaluate</button><${Link} class="button primary" to=${`/compliance/report?framework=${framework}${head ? `&head=${encodeURIComponent(head)}` : ''}`}>Report for an auditor<//>`}>
     <${Loaded} of=${score} lines=${6}>${s => html`
       ${head && html`<p class="notice">This is the score as of entry ${number(s.head.sequence)}. <${Link} to=${'/compliance/' + framework}>Show the newest<//></p>`}
       <div class="grid spaced">
@@ -94,7 +101,6 @@ export function Framework() {
           ]} />
         <//>
         <${History} framework=${framework} name=${name} />
-        <${Report} key=${framework + s.head.sequence} framework=${framework} head=${s.head} />
       </div>
       ${s.score !== null && html`<${Mending} failures=${failures(s)} />`}
       <${Controls} controls=${s.controls} />`}<//>
@@ -107,45 +113,18 @@ function failures(s) {
   return failuresOf([{...s, controls: s.controls.map(c => ({...c, probes: c.probes.map(p => p.name)}))}], [...probes.values()]);
 }
 
+const daysBetween = (first, last) => Math.round((new Date(last) - new Date(first)) / 86400e3) + 1;
+
 function History({framework, name}) {
   const history = useLoad(signal => get('/api/v2/compliance/history', {framework}, signal), [framework]);
   return html`<${Panel} title="Trend"><${Loaded} of=${history}>${({scores}) => html`
+    ${scores.length > 1 && html`<p class="quiet">${count(scores.length, 'day')} with a score, over ${count(daysBetween(scores[0].date, scores.at(-1).date), 'day')}.</p>`}
     <${Trend} points=${scores.map(s => ({x: s.date, y: s.score}))} label=${name} />
-    ${scores.length > 0 && html`<details><summary>${count(scores.length, 'day')} with a score</summary><div class="tall">
+    ${scores.length > 0 && html`<details><summary>Scores by day</summary><div class="tall">
       <${Table} caption=${`Scores of ${name} by day`} rowKey="date" rows=${[...scores].reverse()} columns=${[
         {title: 'Day (UTC)', cell: s => s.date},
         {title: 'Score of 100', class: 'number', cell: s => html`<${Link} to=${`/compliance/${framework}?head=${s.sequence}`}>${Math.round(s.score * 10) / 10}<//>`},
       ]} /></div></details>`}`}<//><//>`;
-}
-
-// Formats of reports, and who takes which.
-const formats = {
-  pdf: ['PDF', 'for people'], oscal: ['OSCAL', "assessment results in NIST's OSCAL JSON"], ksi: ['KSI', "FedRAMP's key security indicators in JSON"],
-};
-
-// Report asks for a report of the head that is on the screen. Its address ends after an
-// hour, and whoever has it can fetch the report: so it is asked for when it is wanted.
-function Report({framework, head}) {
-  const [made, setMade] = useState({});
-  const list = useRef();
-  useEffect(() => { // the link takes the place of the button, and its focus
-    const last = Object.keys(made).at(-1);
-    if (last && document.activeElement === document.body) list.current.querySelector(`[data-format=${last}]`).focus();
-  }, [made]);
-  const make = async format => {
-    const report = await get('/api/v2/compliance/report', {framework, head: head.sequence, format});
-    setMade(all => ({...all, [format]: report}));
-  };
-  const offered = Object.keys(formats).filter(f => f !== 'ksi' || framework === 'fedramp');
-  return html`<${Panel} title="Report for an auditor">
-    <p class="quiet">Made of the same entries as what you see here, as of entry ${number(head.sequence)}, with its evidence. Beside it lies a signature of the deployment (ML-DSA-65 by its identity key, context <code>latticekeep/report/v1</code>), which shows that it was not changed.</p>
-    <ul class="list" aria-live="polite" ref=${list}>${offered.map(format => html`<li key=${format}>
-      <span><strong>${formats[format][0]}</strong> <span class="quiet">${formats[format][1]}</span></span>
-      ${made[format] ? html`<span class="row"><a class="button primary" data-format=${format} href=${made[format].url} download>Download ${formats[format][0]}</a><a href=${made[format].signature_url} download>Download its signature</a>
-          <span class="quiet">Links expire <${Time} at=${made[format].expires_at} relative />.</span></span>`
-      : html`<${Act} onClick=${() => make(format)} texts=${{409: 'No report is made of a log that does not verify. Tell the operator of this service at once.', 503: 'The log is not verified up to this entry yet. Wait a minute and try again.'}}>Make the ${formats[format][0]} report<//>`}
-    </li>`)}</ul>
-  <//>`;
 }
 
 function Controls({controls}) {
