@@ -67,6 +67,7 @@ from ._types_v2 import (
     MemberList,
     NameList,
     NeverExpires,
+    ObjectStatus,
     Overview,
     PathVerb,
     PermittedList,
@@ -2347,6 +2348,8 @@ class OperationsV2:
         framework: Framework,
         head: Optional[int] = None,
         format: Optional[Literal["pdf", "oscal", "ksi"]] = None,
+        organisation: Optional[str] = None,
+        from_: Optional[str] = None,
     ) -> ComplianceReport:
         """A report with its evidence.
 
@@ -2361,7 +2364,12 @@ class OperationsV2:
             "/api/v2/compliance/report",
             query={
                 "framework": framework,
-                **given({"head": head, "format": format}),
+                **given({
+                "head": head,
+                "format": format,
+                "organisation": organisation,
+                "from": from_,
+            }),
             },
         )
         return cast(ComplianceReport, self._transport.json(call))
@@ -2504,6 +2512,7 @@ class OperationsV2:
         self,
         *,
         namespace: Optional[str] = None,
+        status: Optional[ObjectStatus] = None,
         limit: Optional[int] = None,
         cursor: Optional[str] = None,
     ) -> SealedCredentialList:
@@ -2522,6 +2531,7 @@ class OperationsV2:
             "/api/v2/cluster/sealed-credentials",
             query=given({
                 "namespace": namespace,
+                "status": status,
                 "limit": limit,
                 "cursor": cursor,
             }),
@@ -2532,12 +2542,18 @@ class OperationsV2:
         self,
         *,
         namespace: Optional[str] = None,
+        status: Optional[ObjectStatus] = None,
         limit: Optional[int] = None,
     ) -> Iterator[SealedCredential]:
         """Yield the sealed_credentials of all pages of `list_sealed_credentials`."""
         cursor = None
         while True:
-            page = self.list_sealed_credentials(namespace=namespace, limit=limit, cursor=cursor)
+            page = self.list_sealed_credentials(
+                namespace=namespace,
+                status=status,
+                limit=limit,
+                cursor=cursor,
+            )
             yield from page["sealed_credentials"]
             cursor = page.get("next_cursor")
             if not cursor:

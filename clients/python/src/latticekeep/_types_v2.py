@@ -156,6 +156,12 @@ NeverExpires = bool
 settings has a path that matches the name, and not together with `ttl_days`.
 """
 
+ObjectStatus = Literal["Current", "InProgress", "Failed", "Suspended"]
+"""As kstatus has it: an object whose newest change the operator has not seen, or which is not
+ready, is in progress; one that cannot go on (`Stalled`) has failed. A suspended object is
+`Suspended`, whatever its conditions are.
+"""
+
 OverviewPart = Literal[
     "account",
     "activity",
@@ -1676,6 +1682,7 @@ class _SealedCredentialRequired(TypedDict):
     """Where the values are from, which is the object itself, a Secret, or the vault that makes
     them.
     """
+    status: ObjectStatus
     suspended: bool
     """The object asks the operator to change nothing."""
     version: int

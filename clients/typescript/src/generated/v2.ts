@@ -4167,6 +4167,12 @@ export interface components {
             /** @description The `cursor` of the next page; absent on the last. */
             next_cursor?: string;
         };
+        /**
+         * @description As kstatus has it: an object whose newest change the operator has not seen, or which is not ready, is in progress; one that cannot
+         *     go on (`Stalled`) has failed. A suspended object is `Suspended`, whatever its conditions are.
+         * @enum {string}
+         */
+        ObjectStatus: "Current" | "InProgress" | "Failed" | "Suspended";
         SealedCredential: {
             namespace: string;
             name: string;
@@ -4183,6 +4189,7 @@ export interface components {
              * @enum {string}
              */
             scope?: "Strict" | "Namespace" | "Cluster";
+            status: components["schemas"]["ObjectStatus"];
             /** @description The object asks the operator to change nothing. */
             suspended: boolean;
             /** Format: date-time */
@@ -13249,6 +13256,17 @@ export interface operations {
                  *     `fedramp` alone.
                  */
                 format?: "pdf" | "oscal" | "ksi";
+                /**
+                 * @description Whom the report is made for, when that is not the tenant's name. It is text without control characters, and the report says that
+                 *     it was stated by who asked. Not for `ksi`.
+                 */
+                organisation?: string;
+                /**
+                 * @description The first day (UTC) of the period that the report is for; its last day is that of the head. The report states the period and
+                 *     begins the history of the score with it. Results are those of the head whatever the period is, and each probe says how far it
+                 *     looks back. Not for `ksi`.
+                 */
+                from?: string;
             };
             header?: never;
             path?: never;
@@ -13390,6 +13408,8 @@ export interface operations {
             query?: {
                 /** @description Only objects of this namespace. `sealing_keys` counts all of the tenant's all the same. */
                 namespace?: string;
+                /** @description Only objects of this status. `sealing_keys` counts all of the tenant's all the same. */
+                status?: components["schemas"]["ObjectStatus"];
                 /** @description The most objects to return. */
                 limit?: number;
                 /** @description The `next_cursor` of the page before. Opaque. */
@@ -13436,6 +13456,7 @@ export interface operations {
                      *           "source": "sealed",
                      *           "key_id": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c0b0f00a08a",
                      *           "scope": "Strict",
+                     *           "status": "Current",
                      *           "suspended": false,
                      *           "created_at": "2026-11-21T10:00:00Z",
                      *           "generation": 1,
