@@ -78,7 +78,7 @@ func TestThePaletteGoesEverywhereByKeyboard(t *testing.T) {
 	b.until(palette + ` === document.activeElement`)
 	from := len(b.requested())
 	b.keys("s")
-	b.script(`new Promise(done => setTimeout(done, 600))`)
+	value[bool](b, `new Promise(done => setTimeout(() => done(true), 600))`)
 	if asked := b.calls(from); len(asked) != 0 {
 		t.Errorf("after one character it asked for %q", asked)
 	}
@@ -115,7 +115,7 @@ func TestThePaletteGoesEverywhereByKeyboard(t *testing.T) {
 	b.press("Delete")
 	b.sees("Delete this credential?")
 	b.shortcut()
-	b.script(`new Promise(done => setTimeout(done, 200))`)
+	value[bool](b, `new Promise(done => setTimeout(() => done(true), 200))`)
 	if n := value[int](b, `document.querySelectorAll('dialog[open]').length`); n != 1 {
 		t.Errorf("%d dialogs", n)
 	}
@@ -151,7 +151,7 @@ func TestThePaletteOffersWhatOneMayDo(t *testing.T) {
 		t.Errorf("an auditor is offered %q", all)
 	}
 	b.fill("Page, action or credential", "audit")
-	b.script(`new Promise(done => setTimeout(done, 600))`)
+	value[bool](b, `new Promise(done => setTimeout(() => done(true), 600))`)
 	if asked := b.calls(from); len(asked) != 0 {
 		t.Errorf("it asked for %q", asked)
 	}
