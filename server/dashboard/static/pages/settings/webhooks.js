@@ -52,7 +52,7 @@ function CreateWebhook({onClose, onMade}) {
   const [description, setDescription] = useState('');
   return html`<${Dialog} title="Create a webhook" onClose=${onClose}>
     <${Form} submit="Create" cancel=${onClose} texts=${{...limited, ...unverified(account)}} onSubmit=${async () => onMade(await post('/api/v2/webhooks', {url, description: description || undefined}))}>
-      <${Input} label="URL" type="url" maxlength="2048" hint="It begins with https, and is a public address unless the operator of this service allows another one. Lists show its host only, because the rest may hold a token." value=${url} onInput=${setURL} autofocus />
+      <${Input} label="URL" type="url" maxlength="2048" hint="The whole address, with https. It is a public one unless the operator of this service allows others. Lists show its host only, because the rest may hold a token." value=${url} onInput=${setURL} autofocus />
       <${Input} label="Description" optional maxlength="255" hint="Who or what is told." value=${description} onInput=${setDescription} />
     <//>
   <//>`;
@@ -91,13 +91,12 @@ function Deliveries({of, turn}) {
   return html`<${Panel} title=${`Deliveries to ${called(of)}`} actions=${html`<button type="button" onClick=${deliveries.reload}>Load again</button>`}>
     <${Loaded} of=${deliveries}>${({deliveries: list}) => list.length === 0 ? html`<p class="quiet">Nothing was sent in the last 30 days.</p>`
       : html`<${Table} caption="Deliveries" rowKey="delivery_id" rows=${list} columns=${[
-          {title: 'Event', class: 'once', cell: d => html`<code>${visible(d.event)}</code>`},
+          {title: 'Event', cell: d => html`<span><code>${visible(d.event)}</code> <span class="quiet">made <${Time} at=${d.created_at} relative /></span></span>`},
           {title: 'State', cell: d => html`<${Tag} kind=${states[d.state]?.[0]}>${states[d.state]?.[1] ?? d.state}<//>`},
           {title: 'Attempts', cell: d => number(d.attempts)},
           {title: 'Last answer', class: 'told', cell: answerOf},
           {title: 'Last attempt', class: 'once', cell: d => html`<${Time} at=${d.tried_at} relative />`},
           {title: 'Next attempt', class: 'once', cell: d => d.state !== 'waiting' ? html`<span class="quiet">none</span>` : d.next_at ? html`<${Time} at=${d.next_at} relative />` : 'at once'},
-          {title: 'Made', class: 'once', cell: d => html`<${Time} at=${d.created_at} relative />`},
           {title: 'Actions', hidden: true, class: 'fit', cell: d => d.state === 'dead' && html`<${Act} disabled=${!account.writes} aria-label=${'Send again: ' + d.delivery_id} done="The event is sent again" onClick=${() => resend(d)}>Send again<//>`},
         ]} />`}<//>
   <//>`;
