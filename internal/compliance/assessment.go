@@ -189,23 +189,28 @@ type Activity struct {
 // Document is the input for rendering a report. The same head, the same name of the tenant and the
 // same [About] give the same document.
 type Document struct {
-	Tenant       authz.TenantID
-	Organisation string     // name of the tenant as it is now, since the log has no names; "": not known
-	Stated       string     // name of the organisation as the caller states it; "": none is stated
-	From         time.Time  // first day of the period that the caller asks for; zero: none is asked for
-	Assessment   Assessment // complete; verified up to the head, or with verification disabled
-	Name         string     // name of the framework
-	Limits       string     // what the catalogue does not cover, in a few sentences
-	Profiles     []string   // profiles of the controls, in the order of the catalogue; empty when there is only one
-	ChainID      string
-	Fingerprint  string // fingerprint of the log, which identifies the chain
-	KeyID        string // id of the key that signs the log
-	PublicKey    string // public key of the log, base64
-	Checkpoint   string // text of the checkpoint at the head, unsigned
-	History      []DayScore
-	Activity     []Activity // all entries up to the head, by type, most frequent first
-	Command      string     // command that computes the assessment again from an export
-	Program      string     // name and version of the program that wrote the document
+	Tenant authz.TenantID
+	Subject
+	Assessment  Assessment // complete; verified up to the head, or with verification disabled
+	Name        string     // name of the framework
+	Limits      string     // what the catalogue does not cover, in a few sentences
+	Profiles    []string   // profiles of the controls, in the order of the catalogue; empty when there is only one
+	ChainID     string
+	Fingerprint string // fingerprint of the log, which identifies the chain
+	KeyID       string // id of the key that signs the log
+	PublicKey   string // public key of the log, base64
+	Checkpoint  string // text of the checkpoint at the head, unsigned
+	History     []DayScore
+	Activity    []Activity // all entries up to the head, by type, most frequent first
+	Command     string     // command that computes the assessment again from an export
+	Program     string     // name and version of the program that wrote the document
+}
+
+// Subject says whom a document is about, and for which period.
+type Subject struct {
+	Organisation string    // name of the tenant as it is now, since the log has no names; "": not known
+	Stated       string    // name of the organisation as the caller states it; "": none is stated
+	From         time.Time // first day of the period that the caller asks for; zero: none is asked for
 }
 
 // About is what a caller states for a report. It changes nothing in the results.

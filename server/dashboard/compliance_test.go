@@ -123,7 +123,7 @@ func TestWhatFailsIsSaidOnceWithHowToMendIt(t *testing.T) {
 	}
 	b.sees("The operator of the service has to do this. Your organisation cannot")
 	b.sees("Rotate these credentials, or delete what is no longer used.")
-	b.sees("failing since")
+	b.sees("began to fail")
 	b.sees("forever")
 	if guides := value[int](b, `[...document.querySelectorAll('.mending > li')].filter(l => l.querySelector('a[target=_blank][href^="https://"]')).length`); guides != len(groups["What your organisation has to mend"])+len(groups["What the operator of this service has to mend"]) {
 		t.Errorf("%d guides", guides)

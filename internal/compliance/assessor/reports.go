@@ -126,7 +126,7 @@ func (s *Service) document(ctx context.Context, tenant authz.TenantID, organisat
 	}
 	fingerprint := audit.Fingerprint(j.chainID, public)
 	return compliance.Document{
-		Tenant: tenant, Organisation: organisation, Stated: about.Organisation, From: about.From, Assessment: j.Assessment, Name: c.Name, Limits: c.Limits, Profiles: c.Profiles(),
+		Tenant: tenant, Subject: compliance.Subject{Organisation: organisation, Stated: about.Organisation, From: about.From}, Assessment: j.Assessment, Name: c.Name, Limits: c.Limits, Profiles: c.Profiles(),
 		ChainID: j.chainID, Fingerprint: fingerprint, KeyID: j.keyID, PublicKey: j.publicKey,
 		Checkpoint: checkpoint.Text(), History: since(about.From, withHead(j.history, j.Assessment)), Activity: j.activity,
 		Command: fmt.Sprintf("latticekeep compliance score --file export.jsonl --fingerprint %s --tenant %s --framework %s --head %d",

@@ -104,7 +104,7 @@ func document(f compliance.Framework, name, version string, score *float64, cont
 		key[i] = hashOf(uint64(i))[0]
 	}
 	d := compliance.Document{
-		Tenant: "ten_mfrggzdfmztwq2lknnwg23tpoa", Organisation: "Example Ltd",
+		Tenant: "ten_mfrggzdfmztwq2lknnwg23tpoa", Subject: compliance.Subject{Organisation: "Example Ltd"},
 		Assessment: compliance.Assessment{
 			Framework: f, Version: version, Score: score,
 			Coverage: compliance.Coverage{Controls: len(controls), Evidenced: evidenced, Percent: percent},

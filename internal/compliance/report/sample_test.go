@@ -149,7 +149,7 @@ func sample(t testing.TB, f compliance.Framework, d *diary) compliance.Document 
 		return a
 	}
 	doc := compliance.Document{
-		Tenant: sampleTenant, Organisation: "Example Ltd", Assessment: derive(len(d.entries)), Name: c.Name, Limits: c.Limits, Profiles: c.Profiles(),
+		Tenant: sampleTenant, Subject: compliance.Subject{Organisation: "Example Ltd"}, Assessment: derive(len(d.entries)), Name: c.Name, Limits: c.Limits, Profiles: c.Profiles(),
 		ChainID: sampleChain, Fingerprint: audit.Fingerprint(sampleChain, samplePublicKey()), KeyID: sampleKeyID,
 		PublicKey: base64.StdEncoding.EncodeToString(samplePublicKey()), Program: "latticekeep",
 	}

@@ -62,7 +62,7 @@ const most = 20; // things that the interface names of one probe
 function Failure({of: {probe: p, affects, controls}, known}) {
   const one = affects.length === 1;
   return html`<li><article class="stack tight grow" aria-label=${p.title}>
-    <div class="row between"><h3>${p.title}</h3><span class="quiet">failing since <${Time} at=${p.since} relative /></span></div>
+    <div class="row between"><h3>${p.title}</h3><span class="quiet">began to fail <${Time} at=${p.since} relative /></span></div>
     <p>${p.detail.charAt(0).toUpperCase() + p.detail.slice(1)}.</p>
     <p><strong>${p.remedy}.</strong> <a href=${p.guide} target="_blank" rel="noopener noreferrer">How to do it<span class="unseen">: ${p.title}</span></a></p>
     ${p.objects && html`<p class="things"><span class="quiet">For</span> ${p.objects.map(id => html`<${Thing} key=${id} id=${id} probe=${p} called=${known.get(id)} />`)}

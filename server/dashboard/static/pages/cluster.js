@@ -132,7 +132,7 @@ function Objects({objects}) {
       const key = `${o.namespace}/${o.name}`, shown = open.has(key);
       return html`<${Fragment} key=${key}>
         <tr>${columns.map(([title, kind, cell]) => html`<td key=${title} data-title=${title} class=${kind}>${cell(o)}</td>`)}
-          <td class="fit" data-title=""><button type="button" class="small" aria-expanded=${shown} aria-controls=${shown ? `${id}-${i}` : undefined} aria-label=${visible(`Details of ${o.name} in ${o.namespace}`)} onClick=${() => turn(key)}><span aria-hidden="true">${shown ? '▾' : '▸'}</span></button></td></tr>
+          <td class="fit" data-title="Details"><button type="button" class="small" aria-expanded=${shown} aria-controls=${shown ? `${id}-${i}` : undefined} aria-label=${visible(`Details of ${o.name} in ${o.namespace}`)} onClick=${() => turn(key)}><span aria-hidden="true">${shown ? '▾' : '▸'}</span></button></td></tr>
         ${shown && html`<tr class="unfolded" id=${`${id}-${i}`}><td colspan=${columns.length + 1} class="whole" data-title=""><${Details} of=${o} /></td></tr>`}<//>`;
     })}</tbody>
   </table></div>`;
