@@ -26,6 +26,7 @@ const routes = [
   page('/keys', 'keys', 'Keys', '/keys'),
   page('/keys/:id', 'keys', 'Key', '/keys'),
   page('/compliance', 'compliance', 'Compliance', '/compliance'),
+  page('/compliance/report', 'report', 'ReportBuilder', '/compliance'),
   page('/compliance/:framework', 'compliance', 'Framework', '/compliance'),
   page('/audit', 'audit', 'Audit', '/audit'),
   page('/audit/:sequence', 'entry-detail', 'Entry', '/audit'),

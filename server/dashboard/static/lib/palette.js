@@ -10,6 +10,8 @@ const pages = [
   ['Overview', '/'], ['Vault', '/vault', 'vault:read', 'credentials secrets'], ['Encrypt and sign', '/crypto', '', 'decrypt verify'], ['Keys', '/keys', 'keys:read', 'named keys'],
   ['Compliance', '/compliance', 'compliance:read', 'scores reports'], ['Audit log', '/audit', 'audit:read', 'entries'], ['Cluster', '/cluster', 'vault:read', 'kubernetes'],
   ['API keys', '/settings/api-keys', 'account:admin', 'settings'], ['Members', '/settings/members', 'account:admin', 'settings users'],
+  ['Policies', '/settings/policies', 'account:admin', 'settings access paths'], ['Groups', '/settings/groups', 'account:admin', 'settings access'],
+  ['Webhooks', '/settings/webhooks', 'account:admin', 'settings events'], ['Rules', '/settings/rules', 'account:admin', 'settings history names'],
   ['Profile', '/settings/profile', '', 'settings account'], ['Sessions', '/settings/sessions', '', 'settings'], ['Plan', '/settings/plan', '', 'settings trial'],
 ];
 const actions = [
@@ -20,6 +22,7 @@ const actions = [
   ['Seal in the browser', '/cluster/seal', '', 'manifest kubernetes SealedCredential'],
   ['Encrypt data', '/crypto', 'crypto:encrypt'], ['Decrypt data', '/crypto?do=decrypt', 'crypto:decrypt'],
   ['Sign data', '/crypto?do=sign', 'crypto:sign'], ['Verify a signature', '/crypto?do=verify', 'crypto:verify'],
+  ['Make a report', '/compliance/report', 'compliance:read', 'pdf oscal ksi'],
   ['Denied attempts', '/audit?show=denied', 'audit:read', 'denials'], ['Change your password', '/settings/password'],
 ];
 

@@ -5,7 +5,6 @@ import {count, number} from '../lib/format.js';
 import {frameworks} from '../lib/words.js';
 import {Proof} from '../lib/log.js';
 import {failsFor, failuresOf, jobs, Mending} from '../lib/mending.js';
-import {ReportBuilder} from './report.js';
 import {useScores} from '../lib/scores.js';
 import {Choice, Empty, Facts, Filter, Gauge, Hash, Link, Loaded, Page, Panel, Skeleton, Table, Tag, Time, Trend, Trouble, useHere, useLoad} from '../lib/ui.js';
 
@@ -69,13 +68,7 @@ const results = {
 
 const Result = ({of}) => html`<${Tag} kind=${results[of]?.[0]}>${results[of]?.[1] ?? of}<//>`;
 
-// Framework is the page of one framework. /compliance/report, which looks like one, is the report builder.
 export function Framework() {
-  const {params} = useHere();
-  return params.framework === 'report' ? html`<${ReportBuilder} />` : html`<${OneFramework} />`;
-}
-
-function OneFramework() {
   const {params, query} = useHere();
   const framework = params.framework;
   const name = Object.hasOwn(frameworks, framework) ? frameworks[framework] : null;
