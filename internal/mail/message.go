@@ -30,7 +30,7 @@ type Message struct {
 	Kind       Kind
 	To         string // address
 	Token      string
-	Invitation Invitation // of an Invite
+	Invitation Invitation // only for Invite
 }
 
 // Invitation says who invites to what. Users wrote the first two, as anything.

@@ -34,7 +34,7 @@ import (
 
 // Spans.
 const (
-	Days       = 30 // of the activity
+	Days       = 30 // the activity's
 	UnreadDays = 90 // after which a credential that nobody has read counts
 	SoonDays   = 7  // within which what expires counts
 
@@ -97,7 +97,7 @@ type Day struct {
 type Todo struct {
 	Kind      Kind
 	Count     int
-	Framework string // of failing controls
+	Framework string // only for ControlsFailing
 }
 
 // Kind is what a [Todo] is about.

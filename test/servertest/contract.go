@@ -60,7 +60,7 @@ func load(text string) (Document, error) {
 	for _, schema := range doc.Components.Schemas {
 		forbidUnlisted(schema.Value)
 	}
-	doc.Servers = nil // the router would look for the one of "/", and tests serve elsewhere
+	doc.Servers = nil                    // the router would look for the one of "/", and tests serve elsewhere
 	router, err := legacy.NewRouter(doc) // validates the document, examples included
 	return Document{doc, router}, err
 }
