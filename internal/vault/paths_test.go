@@ -130,6 +130,15 @@ func TestAListOfFoldersHasEachOnce(t *testing.T) {
 				}
 			}
 		}
+		// Names whose normal form is longer than the index tells apart are listed one by one, and none is hidden.
+		long := strings.Repeat("\U0001D160", 55)
+		for _, name := range []string{long + "/one", long + "/two", long + "zz", long} {
+			f.sealFor(f.a, name, "long", 30)
+		}
+		f.vault.pageBudget = listing.PageBudget()
+		if names, folders := read(f.a, ListQuery{Filter: Filter{Type: "long", Folders: true}, Limit: 1}); len(names) != 4 || len(folders) != 0 {
+			t.Errorf("of names that are too long: %d and %q", len(names), folders)
+		}
 		for what, q := range map[string]ListQuery{"an order of times": {Order: listing.ByUpdated, Filter: Filter{Folders: true}}} {
 			if _, _, err := f.vault.List(t.Context(), f.a, q); !errors.Is(err, fault.Invalid) {
 				t.Errorf("%s: %v", what, err)

@@ -12,6 +12,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/vault/details"
+	"github.com/latticekeep/latticekeep/internal/vault/pathindex"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
@@ -121,13 +122,15 @@ func (f Filter) Matcher(now time.Time) func(r *record.Record) bool {
 	}
 }
 
-// folder returns the folder under the filter's prefix that a name is in, or "" for none.
+// folder returns the folder under the filter's prefix that a name is in, or "" for none, and for one that is
+// longer than rows of the index tell apart.
 func (f Filter) folder(name string) string {
 	prefix, name := authz.NormalizeName(f.Prefix), authz.NormalizeName(name)
-	if end := strings.IndexByte(name[min(len(prefix), len(name)):], '/'); f.Folders && end >= 0 {
-		return name[:len(prefix)+end+1]
+	end := strings.IndexByte(name[min(len(prefix), len(name)):], '/')
+	if !f.Folders || end < 0 || !pathindex.HoldsFolder(name[:len(prefix)+end+1]) {
+		return ""
 	}
-	return ""
+	return name[:len(prefix)+end+1]
 }
 
 // fold maps texts that differ only in case to the same text.

@@ -1,6 +1,7 @@
 package listing
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"slices"
@@ -58,6 +59,8 @@ type Source struct {
 	LastRead func(id string) (time.Time, error)
 	// ByName says that the index of paths is complete and used.
 	ByName bool
+
+	looks *int // what is left of them for one page; nil: all
 }
 
 // UsesPaths reports whether a list is read in the order of names: one that asks for it, and every list
@@ -244,9 +247,10 @@ func (s Source) Visit(prefix, after string, do func(position string, key, value 
 
 func (s Source) visitPaths(prefix, after string, do func(position string, key, value []byte) bool) error {
 	p := s.Principal
-	w := pathindex.Walk{Tenant: p.Tenant, Access: p.Access, Prefix: prefix, After: after, Looks: looks}
+	left := looks
+	w := pathindex.Walk{Tenant: p.Tenant, Access: p.Access, Prefix: prefix, After: after, Looks: cmp.Or(s.looks, &left)}
 	var bad error
-	left, err := w.Read(s.Reader, func(position, name, id string) bool {
+	stopped, err := w.Read(s.Reader, func(position, name, id string) bool {
 		key, value, err := record.Newest(s.Reader, p.Tenant, id)
 		if state.IsRefused(err) { // as damaged as a row that does not decode
 			key, value, err = []byte(position), nil, nil
@@ -264,8 +268,8 @@ func (s Source) visitPaths(prefix, after string, do func(position string, key, v
 		}
 		return do(position, key, value)
 	})
-	if err = errors.Join(err, bad); err == nil && left != "" {
-		do(left, nil, nil)
+	if err = errors.Join(err, bad); err == nil && stopped != "" {
+		do(stopped, nil, nil)
 	}
 	return err
 }
@@ -293,7 +297,8 @@ type Found struct {
 // all that are in it.
 func (f *Page) Read(s Source, q Query, after string, now time.Time, each func(Found)) error {
 	matches := q.Matcher(now)
-	found := 0
+	found, left := 0, looks
+	s.looks = &left
 	for again := true; again; {
 		again = false
 		var bad error

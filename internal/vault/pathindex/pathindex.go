@@ -33,11 +33,11 @@ func path(name string) string {
 	return name[:min(len(name), maxName)]
 }
 
-// Behind returns the position behind all credentials in a folder, which ends with "/".
-func Behind(folder string) string {
-	folder = strings.TrimSuffix(folder, "/")
-	return folder[:min(len(folder), maxName)] + string('/'+1)
-}
+// HoldsFolder reports whether rows tell the names in a folder, which ends with "/", from all others.
+func HoldsFolder(folder string) bool { return len(folder) <= maxName }
+
+// Behind returns the position behind all credentials in a folder that [HoldsFolder] accepts.
+func Behind(folder string) string { return strings.TrimSuffix(folder, "/") + string('/'+1) }
 
 // Key returns the key of the row of a credential.
 func Key(tenant authz.TenantID, name, id string) []byte {
@@ -55,7 +55,8 @@ type Walk struct {
 	After  string       // position of the row before the first one; empty for none
 
 	// Looks bounds the rows outside Access that are looked at: one for each segment in the place of a "*".
-	Looks int
+	// Walks over one page share them.
+	Looks *int
 }
 
 // Read visits rows in the order of their names until visit returns false. The name that visit gets is
@@ -63,7 +64,7 @@ type Walk struct {
 // rows were not looked at.
 func (w Walk) Read(rd store.Reader, visit func(position, name, id string) bool) (left string, err error) {
 	all := prefix(w.Tenant)
-	rng := store.Prefix([]byte(all + authz.NormalizeName(w.Prefix)))
+	rng := store.Prefix([]byte(all + path(w.Prefix)))
 	from := string(rng.From[len(all):])
 	if w.After != "" {
 		from = max(from, w.After+"\x00")
@@ -80,7 +81,7 @@ func (w Walk) Read(rd store.Reader, visit func(position, name, id string) bool) 
 			if w.Access.Allows(authz.ListPath, name) {
 				return visit(position, name, id)
 			}
-			if w.Looks--; w.Looks < 0 {
+			if *w.Looks--; *w.Looks < 0 {
 				left = position
 				return false
 			}
