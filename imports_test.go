@@ -108,7 +108,7 @@ var ours = map[string]string{
 	"internal/vault/record":         "internal/vault/bounds internal/keyring internal/authz internal/envelope internal/dualsig internal/store internal/frame internal/fault internal/secret",
 	"internal/sealingkey":           "api/v1beta1 internal/keyring internal/audit internal/audit/guard internal/audit/reader internal/authz internal/sealing internal/envelope internal/store internal/fault internal/secret",
 	"internal/identity/tokenreview": "internal/identity internal/fault",
-	"internal/overview":             "internal/audit internal/audit/guard internal/audit/reader internal/authz internal/compliance/assessor internal/diagnosis internal/identity internal/transit internal/vault internal/vault/listing",
+	"internal/overview":             "internal/audit internal/audit/guard internal/audit/reader internal/authz internal/compliance/assessor internal/diagnosis internal/fair internal/identity internal/transit internal/vault internal/vault/listing",
 	"internal/dryrun":               "internal/names/past internal/audit internal/audit/guard internal/audit/reader internal/authz internal/identity/access internal/identity/records internal/state internal/store internal/store/overlay internal/vault/record internal/fault",
 	"internal/names/past":           "internal/audit internal/audit/guard internal/settings internal/vault/mac internal/keyring internal/authz internal/state internal/store internal/fault",
 	"internal/names":                "internal/names/past internal/audit internal/audit/guard internal/authz internal/identity internal/state internal/store internal/transit internal/vault/record internal/fault",

@@ -213,13 +213,17 @@ func inertAddress(address string) string {
 	return inert(address)
 }
 
+// telephone is what mail programs take for a number to call: five digits or more, with separators between.
+var telephone = regexp.MustCompile(`\p{Nd}(?:[-. ]*\p{Nd}){4,}`)
+
 // inert returns what a user wrote as a short line of which no mail program makes a link: everything
-// that has a meaning in URLs, addresses and markup becomes a space, and a dot has one behind it.
+// that has a meaning in URLs, addresses and markup becomes a space, a dot has one behind it, and telephone
+// numbers are gone.
 func inert(text string) string {
 	var line strings.Builder
 	for _, r := range text {
 		switch {
-		case unicode.In(r, unicode.L, unicode.M, unicode.N), strings.ContainsRune("-_'&,+()", r):
+		case unicode.In(r, unicode.L, unicode.M, unicode.N), strings.ContainsRune("-_'&,", r):
 			line.WriteRune(r)
 		case r == '.':
 			line.WriteString(". ")
@@ -227,7 +231,7 @@ func inert(text string) string {
 			line.WriteRune(' ')
 		}
 	}
-	short := []rune(strings.Join(strings.Fields(line.String()), " "))
+	short := []rune(strings.Join(strings.Fields(telephone.ReplaceAllString(line.String(), "...")), " "))
 	if len(short) > maxInert {
 		return string(short[:maxInert]) + "..."
 	}

@@ -15,6 +15,8 @@ package overview
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -26,6 +28,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/compliance/assessor"
 	"github.com/latticekeep/latticekeep/internal/diagnosis"
+	"github.com/latticekeep/latticekeep/internal/fair"
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/transit"
 	"github.com/latticekeep/latticekeep/internal/vault"
@@ -56,11 +59,14 @@ type Services struct {
 // Service makes overviews. It is safe for concurrent use.
 type Service struct {
 	Services
-	doctor doctor
+	doctor    doctor
+	gathering *fair.Semaphore[authz.TenantID] // one for each tenant, so that none keeps the evidence of all others waiting
 }
 
 // New returns a service.
-func New(s Services) *Service { return &Service{s, doctor{look: s.Diagnosis}} }
+func New(s Services) *Service {
+	return &Service{s, doctor{look: s.Diagnosis}, fair.NewSemaphore[authz.TenantID](0, 1)}
+}
 
 // Part is a part of an overview.
 type Part string
@@ -85,6 +91,7 @@ type Overview struct {
 	Whole       bool // the activity is complete
 	Scores      []assessor.Standing
 	Unavailable []Part // parts that cannot be read at the moment
+	Causes      error  // why not, for the log of the process
 }
 
 // Day is what happened on a day.
@@ -177,11 +184,16 @@ func (v *visit) part(ctx context.Context, part Part, takes authz.Action, read fu
 	if !v.p.May(takes) {
 		return
 	}
-	if read(ctx) != nil {
-		v.o.Unavailable = append(v.o.Unavailable, part)
+	if err := read(ctx); err != nil {
+		v.lacks(part, err)
 		return
 	}
 	v.shown = append(v.shown, string(part))
+}
+
+func (v *visit) lacks(part Part, err error) {
+	v.o.Unavailable = append(v.o.Unavailable, part)
+	v.o.Causes = errors.Join(v.o.Causes, fmt.Errorf("reading %s for an overview: %w", part, err))
 }
 
 func (v *visit) todo(kind Kind, n int, framework string) {
@@ -259,6 +271,19 @@ func (v *visit) activity(ctx context.Context) error {
 	return err
 }
 
+// longestTurn bounds the wait for another overview of the same tenant.
+const longestTurn = time.Second
+
+func (v *visit) gather(ctx context.Context) (found assessor.Overview, err error) {
+	waiting, cancel := context.WithTimeout(ctx, longestTurn)
+	defer cancel()
+	if err := v.gathering.Acquire(waiting, v.p.Tenant); err != nil {
+		return found, err
+	}
+	defer v.gathering.Release(v.p.Tenant)
+	return v.Compliance.Overview(ctx, v.p, Days)
+}
+
 // evidence reads what the evidence of the tenant says: of the log with audit:read, and the scores with
 // compliance:read.
 func (v *visit) evidence(ctx context.Context) {
@@ -266,10 +291,10 @@ func (v *visit) evidence(ctx context.Context) {
 	if !log && !scores {
 		return
 	}
-	found, err := v.Compliance.Overview(ctx, v.p, Days)
+	found, err := v.gather(ctx)
 	if err != nil {
 		v.o.Whole = false
-		v.o.Unavailable = append(v.o.Unavailable, Compliance)
+		v.lacks(Compliance, err)
 		return
 	}
 	if log {

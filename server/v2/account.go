@@ -197,6 +197,9 @@ func (a *overviewAPI) GetOverview(c *gin.Context) {
 		if err != nil {
 			return nil, err
 		}
+		if o.Causes != nil {
+			_ = c.Error(o.Causes)
+		}
 		answer := api.Overview{
 			Success: true, Todo: make([]api.Todo, len(o.Todo)),
 			Setup: api.Setup{Credential: o.Setup.Credential, ApiKey: o.Setup.APIKey, Member: o.Setup.Member, Email: o.Setup.Email},
