@@ -64,9 +64,10 @@ export const unauthenticated = (message: string): LatticekeepError => new Lattic
 
 /** Returns the error for an answer that did not arrive. */
 export function noAnswer(what: string, error?: unknown): LatticekeepError {
-  // fetch wraps the cause, and may name the address beside it.
-  const cause = error instanceof Error ? error.cause : undefined;
-  return new LatticekeepError(what, {noAnswer: true, ...(cause === undefined ? {} : {cause})});
+  // fetch wraps the cause, which may repeat the address or bytes of the answer. Its code or name says enough.
+  const cause = error instanceof Error && error.cause instanceof Error ? error.cause : undefined;
+  const known = cause && new Error('code' in cause && typeof cause.code === 'string' ? cause.code : cause.name);
+  return new LatticekeepError(what, {noAnswer: true, ...(known === undefined ? {} : {cause: known})});
 }
 
 /** Returns the error of a response. A body that is not ours, such as a proxy's page, is described by its status alone. */

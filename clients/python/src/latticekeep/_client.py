@@ -7,7 +7,7 @@ import ssl
 import time
 import urllib.parse
 from types import TracebackType
-from typing import BinaryIO, Callable, Iterator, Mapping, Optional, Type, TypeVar, cast
+from typing import BinaryIO, Callable, Iterator, List, Mapping, Optional, Type, TypeVar, cast
 
 from ._connections import Answer, Connections, default_context, is_loopback
 from ._operations_v1 import OperationsV1
@@ -15,8 +15,9 @@ from ._operations_v2 import OperationsV2
 from ._session import Session, Tokens
 from ._transport import Call, Credential, Transport, decode, given
 from ._types_v2 import AuditEntry, EmptyAnswer, TokenAnswer
-from .errors import InvalidError, UnauthenticatedError
+from .errors import InvalidError, LatticekeepError, UnauthenticatedError
 
+_LONGEST_LINE = 1 << 20  # bytes
 _COMMENT_EVERY = 15.0  # seconds; a tail without news has a comment line so often
 
 
@@ -231,10 +232,15 @@ class AuditTail(Iterator[AuditEntry]):
         self.close()
 
     def _split(self) -> Iterator[bytes]:
-        rest = b""
+        rest: List[bytes] = []
         for chunk in self._chunks:
-            *lines, rest = (rest + chunk).split(b"\n")
-            yield from lines
+            first, *others = chunk.split(b"\n")
+            rest.append(first)
+            if sum(map(len, rest)) > _LONGEST_LINE:
+                raise LatticekeepError("reading the answer: a line of the tail is too long")
+            for line in others:
+                yield b"".join(rest)
+                rest = [line]
 
 
 Page = TypeVar("Page", bound=Mapping[str, object])

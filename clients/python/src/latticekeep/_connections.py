@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import http.client
 import ipaddress
+import os
 import selectors
 import socket
 import ssl
@@ -13,7 +14,7 @@ import urllib.parse
 import urllib.request
 from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional
 
-from .errors import ConnectionLostError
+from .errors import ConnectionLostError, InvalidError
 
 _CHUNK = 64 << 10
 
@@ -46,6 +47,7 @@ class Connections:
         self._context = context
         self._lock = threading.Lock()
         self._idle: Dict[Address, List[http.client.HTTPConnection]] = {}
+        self._process = os.getpid()
 
     def send(
         self,
@@ -86,6 +88,14 @@ class Connections:
     def _take(self, address: Address) -> http.client.HTTPConnection:
         while True:
             with self._lock:
+                if self._process != os.getpid():
+                    # A forked process must not go on with the TLS state of its parent. The
+                    # sockets are closed without a goodbye, which would be the parent's.
+                    for connections in self._idle.values():
+                        for shared in connections:
+                            if shared.sock is not None:
+                                os.close(shared.sock.detach())
+                    self._idle, self._process = {}, os.getpid()
                 idle = self._idle.get(address)
                 connection = idle.pop() if idle else None
             if connection is None:
@@ -178,7 +188,12 @@ def _proxy_url(address: Address) -> Optional[urllib.parse.SplitResult]:
     if is_loopback(address.host) or urllib.request.proxy_bypass(address.host):
         return None
     url = urllib.request.getproxies().get(address.scheme)
-    return urllib.parse.urlsplit(url if "//" in url else "//" + url) if url else None
+    if not url:
+        return None
+    proxy = urllib.parse.urlsplit(url if "//" in url else "//" + url)
+    if proxy.scheme not in ("", "http"):
+        raise InvalidError("the proxy of the environment is not one like http://proxy:3128")
+    return proxy
 
 
 def _proxy_for(address: Address) -> Optional[Address]:
