@@ -33,9 +33,9 @@ func (p *Probe) Run(e *Evidence) ProbeResult {
 type remedy struct{ text, guide string }
 
 var remedies = map[string]remedy{
-	"credentials_current": {"Rotate these credentials, or delete what is no longer used", "guides/workloads.md"},
-	"credentials_renewed": {"Rotate these credentials before they expire, or let the operator renew them", "guides/workloads.md"},
-	"values_rotated":      {"Rotate these credentials with new values", "guides/workloads.md"},
+	"credentials_current": {"Renew these credentials, or delete those that are no longer used", "guides/workloads.md"},
+	"credentials_renewed": {"Renew these credentials before they expire", "guides/workloads.md"},
+	"values_rotated":      {"Store new values in these credentials", "guides/workloads.md"},
 	"keys_rotated":        {"Rotate these keys", "reference/interface.md"},
 	"key_periods":         {"Create keys with a shorter rotation period, and encrypt with them", "reference/interface.md"},
 	"disposal_timely":     {"Delete these credentials", "guides/workloads.md"},

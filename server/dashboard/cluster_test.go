@@ -203,12 +203,12 @@ func TestAPastedSecretDoesNotLeaveThePage(t *testing.T) {
 	b.accessible()
 	before := len(b.requested())
 	b.fill("A Kubernetes Secret, as YAML or JSON", "apiVersion: v1\nkind: Secret\ndata: {k: "+plain+"}")
-	b.press("Take it over")
+	b.press("Use this Secret")
 	b.sees("Line 3 is not base64")
 	b.accessible()
 	b.fill("A Kubernetes Secret, as YAML or JSON", "apiVersion: v1\nkind: Secret\ntype: kubernetes.io/basic-auth\nmetadata:\n  name: db\n  namespace: shop\n  labels: {team: shop, kubernetes.io/x: odd}\n"+
 		"data:\n  blob: AAH/gA==\nstringData:\n  username: app\n  password: "+plain+"\n")
-	b.press("Take it over")
+	b.press("Use this Secret")
 	b.sees("4 bytes, which are sealed as they are")
 	b.sees("The label kubernetes.io/x is left out")
 	if name, namespace := b.holds("Name"), b.holds("Namespace"); name != "db" || namespace != "shop" {

@@ -122,7 +122,7 @@ func TestWhatFailsIsSaidOnceWithHowToMendIt(t *testing.T) {
 		t.Errorf("the groups are %v", groups)
 	}
 	b.sees("The operator of the service has to do this. Your organisation cannot")
-	b.sees("Rotate these credentials, or delete what is no longer used.")
+	b.sees("Renew these credentials, or delete those that are no longer used.")
 	b.sees("began to fail")
 	b.sees("forever")
 	if guides := value[int](b, `[...document.querySelectorAll('.mending > li')].filter(l => l.querySelector('a[target=_blank][href^="https://"]')).length`); guides != len(groups["What your organisation has to mend"])+len(groups["What the operator of this service has to mend"]) {

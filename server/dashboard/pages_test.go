@@ -250,7 +250,7 @@ func (e *estate) views() []view {
 			b.press("Paste a Secret")
 			b.fill("A Kubernetes Secret, as YAML or JSON", "apiVersion: v1\nkind: Secret\nmetadata:\n  name: meters\n  namespace: billing\n  labels: {app: meters, kubernetes.io/x: odd}\n"+
 				"data:\n  keystore.p12: MIIKAA//\nstringData:\n  username: meters\n  password: kT9-velour-hazel\n")
-			b.press("Take it over")
+			b.press("Use this Secret")
 			b.sees("bytes, which are sealed as they are")
 		}},
 		{name: "settings-api-keys", address: "/settings/api-keys"},

@@ -5,10 +5,13 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/latticekeep/latticekeep/api/client"
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
 )
 
@@ -78,4 +81,95 @@ func TestLongListsStayLight(t *testing.T) {
 	b.sees("1 credential")
 	b.follow(fmt.Sprintf("service-%05d/token", n-1))
 	b.titled(fmt.Sprintf("service-%05d/token", n-1))
+}
+
+// manyEntries names how many entries the log has, for a run by hand.
+const manyEntries = "DASHBOARD_ENTRIES"
+
+// Whatever the log holds, a visit of the overview and of the log asks as often, and shows as many rows and elements.
+func TestALongLogStaysLight(t *testing.T) {
+	n, err := strconv.Atoi(cmp.Or(os.Getenv(manyEntries), "600"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := start(t)
+	o := p.register("Long log", "lola@example.org")
+	p.verify(o)
+	p.must(p.operator().SetTenantLimits(t.Context(), p.tenant(o), v2.LimitTenantRequest{V2: new(1_000_000)}))
+	p.seal(o, "the only change", "token", "token", "t", 30)
+	key, err := o.CreateAPIKey(t.Context(), v2.CreateAPIKeyRequest{Name: "reader", Scopes: []v2.Scope{v2.ScopeVaultRead}})
+	p.must(key, err)
+	reader := p.newClient(client.WithAPIKey(key.ApiKey))
+	var reads errgroup.Group
+	reads.SetLimit(64)
+	for range n {
+		reads.Go(func() error {
+			_, err := reader.GetAccount(t.Context())
+			return err
+		})
+	}
+	if err := reads.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	p.must(o.Login(t.Context(), v2.LoginRequest{Email: o.email, Password: o.password}))
+	b := p.tab()
+	b.signIn(o, "/settings/profile")
+	for _, visit := range []struct {
+		address  string
+		requests int
+		rows     int
+		shows    string
+	}{
+		{"/", 2, 30, "Last 30 days"}, {"/audit", 4, 50, "50 entries on this page"}, {"/audit?show=changes", 4, 50, "Credential sealed"},
+	} {
+		from := len(b.requested())
+		b.open(visit.address)
+		b.script(`window.began = performance.now()`)
+		b.settled()
+		b.sees(visit.shows)
+		took := value[float64](b, `performance.now() - window.began`)
+		asked := 0
+		for _, r := range b.requested()[from:] {
+			if strings.Contains(r, "/api/") {
+				asked++
+			}
+		}
+		rows, nodes := value[int](b, `document.querySelectorAll('main tbody tr').length`), value[int](b, `document.getElementsByTagName('*').length`)
+		t.Logf("%s with %d entries: %d requests, %d rows, %d elements, after %.0f ms", visit.address, n, asked, rows, nodes, took)
+		if asked > visit.requests || rows > visit.rows || nodes > 2500 {
+			t.Errorf("%s: %d requests, %d rows and %d elements", visit.address, asked, rows, nodes)
+		}
+	}
+}
+
+// How long it takes until the rows of a page are there, in loads of a page of the same server that has none.
+func BenchmarkFirstUsefulPaint(b *testing.B) {
+	p := start(b)
+	o := p.register("Paint", "paula@example.org")
+	for i := range 60 {
+		p.seal(o, fmt.Sprint("service-", i), "token", "token", "t", 30)
+	}
+	page := p.tab()
+	page.signIn(o, "/")
+	load := func(address, there string) time.Duration {
+		began := time.Now()
+		page.open(address)
+		page.until(there)
+		return time.Since(began)
+	}
+	pages := map[string]string{
+		"overview": "/", "vault": "/vault", "audit": "/audit",
+	}
+	there := map[string]string{"overview": `document.querySelector('.numbers')`, "vault": `document.querySelector('main tbody tr')`, "audit": `document.querySelector('main tbody tr')`}
+	for name, address := range pages {
+		b.Run(name, func(b *testing.B) {
+			var useful, empty time.Duration
+			for b.Loop() {
+				empty += load("/settings/nothing", `document.querySelector('main h1, .entry h1')`)
+				useful += load(address, there[name])
+			}
+			b.ReportMetric(float64(useful)/float64(empty), "loads-of-an-empty-page")
+			b.ReportMetric(float64(useful.Milliseconds())/float64(b.N), "ms")
+		})
+	}
 }

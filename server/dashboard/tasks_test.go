@@ -77,6 +77,8 @@ func TestTenTasksTakeFewSteps(t *testing.T) {
 			h.fill("Name", "the database")
 			h.fill("Path", "shop/prod/db")
 			h.press("Create")
+			h.until(`!document.querySelector('dialog[open]')`)
+			h.sees("the database")
 			h.press("Bind policies")
 			h.choose("Who", "zoe@example.org")
 			h.click("checkbox", "the database")
@@ -99,7 +101,7 @@ func TestTenTasksTakeFewSteps(t *testing.T) {
 			h.fill("Value", "three")
 			h.press("Review changes")
 			h.press("Save as version 3")
-			h.sees("Stored as version 3")
+			h.sees("Saved as version 3")
 		}},
 		{"undo a change", 4, func(h *hands) {
 			h.find("shop/prod/db", "shop/prod/db")
@@ -126,7 +128,10 @@ func TestTenTasksTakeFewSteps(t *testing.T) {
 		{"hand out a report", 5, func(h *hands) {
 			h.follow("Compliance")
 			h.follow("Report for an auditor")
+			h.settled()
 			h.press("Preview")
+			h.sees("What it will contain")
+			h.settled()
 			h.press("Make the PDF report")
 			h.follow("Download PDF")
 		}},

@@ -2,6 +2,7 @@ package dashboard_test
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -88,6 +89,9 @@ func (b *tab) clickNode(node cdp.BackendNodeID) error {
 	place, err := chromedp.Call(ctx, dom.GetContentQuads, dom.GetContentQuadsParams{BackendNodeID: node})
 	if err != nil {
 		return err
+	}
+	if len(place.Quads) == 0 {
+		return errors.New("-32000: it is not drawn") // as of one that has gone
 	}
 	q := place.Quads[0]
 	return chromedp.Do(ctx, chromedp.MouseClickXY((q[0]+q[2]+q[4]+q[6])/4, (q[1]+q[3]+q[5]+q[7])/4))

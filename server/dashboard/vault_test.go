@@ -4,11 +4,13 @@ import (
 	"encoding/csv"
 	"encoding/json"
 	"fmt"
+	"os/exec"
 	"strings"
 	"testing"
 
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/dotenv"
 )
 
 // The list has folders until somebody searches or sorts, and the address says where one is.
@@ -90,7 +92,7 @@ func TestEditsAreReviewedAndConflictsShown(t *testing.T) {
 	b.press("Compare with the newest")
 	b.sees("removed port")
 	b.press("Save as version 4")
-	b.sees("Stored as version 4")
+	b.sees("Saved as version 4")
 	now, err := o.UnsealCredential(t.Context(), id)
 	if err != nil || fmt.Sprint(now.Values) != "map[host: password:two]" {
 		t.Errorf("%v %v", now, err)
@@ -128,7 +130,7 @@ func TestAnEarlierVersionIsComparedAndRestored(t *testing.T) {
 	b.fill("New name", "shop/orders")
 	b.click("button", "Rename")
 	b.titled("shop/orders")
-	b.press("Show who can")
+	b.press("Show")
 	b.sees("user (you) hedda@example.org role and policies")
 	b.press("Look it up")
 	b.sees("hedda@example.org")
@@ -155,6 +157,18 @@ func TestTheLogHasPresetsAndFoldsWhatRepeats(t *testing.T) {
 	b.press("Verify this page")
 	b.sees("verified: hash, signature, inclusion.")
 
+	b.open("/audit")
+	b.settled()
+	b.activate("DisclosureTriangle", "Timeline")
+	b.until(`document.querySelector('.days svg')`)
+	b.activate("DisclosureTriangle", "As a table")
+	b.script(`document.querySelector('.tall tbody a').click()`) // today
+	b.until(`location.search.startsWith('?from=') && ` + still)
+	b.follow("Access to secrets")
+	b.until(`location.search.startsWith('?show=secrets&from=')`)
+	b.sees("4 entries")
+	b.accessible()
+
 	b.open("/audit?show=secrets")
 	b.settled()
 	downloads := b.downloads()
@@ -169,6 +183,43 @@ func TestTheLogHasPresetsAndFoldsWhatRepeats(t *testing.T) {
 	var entry audit.Entry
 	if err := json.Unmarshal(downloads(".ndjson")[:strings.IndexByte(string(downloads(".ndjson")), '\n')], &entry); err != nil || entry.EventType != audit.CredentialUnsealed {
 		t.Errorf("%v %v", entry, err)
+	}
+}
+
+// What is copied as a .env file is read alike by the command line, and runs nothing in a shell; a cell of a spreadsheet is
+// no formula, wherever it splits the line.
+func TestCopiedTextRunsNothing(t *testing.T) {
+	t.Parallel()
+	p := start(t)
+	b := p.tab()
+	b.open("/sign-in")
+	b.titled("Sign in")
+	script := func(name string) string {
+		return value[string](b, fmt.Sprintf(`new URL(%s, document.querySelector('script[src]').src).href`, quoted(name)))
+	}
+	values := map[string]string{"PASSWORD": "$(touch /tmp/ran)`id`$HOME \"x\"", "PLAIN": "a-b_1", "QUOTE": "it's", "LINES": "a\nb", "EMPTY": ""}
+	given, err := json.Marshal(values)
+	p.must(nil, err)
+	file := value[string](b, fmt.Sprintf(`import(%s).then(r => r.asEnv(%s))`, quoted(script("lib/rows.js")), given))
+	read, err := dotenv.Parse([]byte(file))
+	if err != nil || len(read) != len(values) {
+		t.Fatalf("%q: %v", file, err)
+	}
+	out, err := exec.Command("sh", "-c", "set -eu; "+file+`printf '%s|%s|%s|%s|%s' "$PASSWORD" "$PLAIN" "$QUOTE" "$LINES" "$EMPTY"`).Output()
+	if want := strings.Join([]string{values["PASSWORD"], values["PLAIN"], values["QUOTE"], values["LINES"], values["EMPTY"]}, "|"); err != nil || string(out) != want {
+		t.Errorf("a shell reads %q, %v", out, err)
+	}
+	for _, refused := range []string{`{"a.b":"x"}`, `{"-x":"y"}`, `{"A":"'$(id)"}`, `{"A":"x\\"}`} {
+		if said := value[string](b, fmt.Sprintf(`import(%s).then(r => r.asEnv(%s)).catch(e => 'refused: ' + e.message)`, quoted(script("lib/rows.js")), refused)); !strings.HasPrefix(said, "refused: ") {
+			t.Errorf("%s becomes %q", refused, said)
+		}
+	}
+	entry := `{actor: {type: 'user', id: 'u'}, resource: {type: 'credential', id: 'c'}, event_type: 'E', outcome: 'success'}`
+	for name, want := range map[string]string{"=1+1": "'=1+1", "x;=1+1;y": `"x;'=1+1;y"`, "  @SUM(A1)": "'  @SUM(A1)", "\uff1d1": "'\uff1d1", "plain": "plain"} {
+		line := value[string](b, fmt.Sprintf(`import(%s).then(r => r.asCSV([%s], new Map([['c', %s]])).split('\r\n')[1])`, quoted(script("lib/export.js")), entry, quoted(name)))
+		if !strings.Contains(line, ","+want+",") && !strings.Contains(line, want) {
+			t.Errorf("%q becomes %s", name, line)
+		}
 	}
 }
 

@@ -35,10 +35,11 @@ const fields = {
   source_address: e => e.source_ip, request_id: e => e.request_id, hash: e => e.hash,
 };
 
-// cell quotes a field (RFC 4180). A spreadsheet would run what begins like a formula, so that gets a quote before it.
+// cell quotes a field (RFC 4180). A spreadsheet would run what begins like a formula, so that gets a quote before it, also
+// behind the characters at which some of them begin another cell.
 function cell(value) {
-  const text = String(value ?? '').replace(/^[=+\-@\t\r]/, "'$&");
-  return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+  const text = String(value ?? '').replace(/(^|[;,\t\r\n])(\s*)([=+\-@\uff1d\uff0b\uff0d\uff20])/g, "$1'$2$3");
+  return /[";,\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }
 
 export const asCSV = (entries, names) => [Object.keys(fields), ...entries.map(e => Object.values(fields).map(of => of(e, names)))]

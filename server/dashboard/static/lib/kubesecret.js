@@ -71,10 +71,13 @@ export function readSecret(text) {
   return {name, namespace, values: [...values], target, left};
 }
 
+const mostLines = 5000; // which the page reads in a moment; a Secret has hardly more
+
 // one returns the root of the only document, and what says on which line something is.
 /** @param {string} text @param {LineCounter} lines */
 function one(text, lines) {
   let documents;
+  if (text.split('\n', mostLines + 1).length > mostLines) throw new Refused(`These are more than ${mostLines} lines. Seal the file with latticekeep seal.`);
   try {
     // YAML 1.1 is what kubectl reads: "yes" and "on" are no text there either.
     documents = parseAllDocuments(text, {lineCounter: lines, version: '1.1', merge: false, prettyErrors: false, logLevel: 'silent'});

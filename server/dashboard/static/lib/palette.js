@@ -29,7 +29,7 @@ const actions = [
 const shortest = 2; // characters before credentials are looked for
 const pause = 250; // milliseconds after the last key
 
-// found are the entries that have every word of a text.
+// matching returns the entries that have every word of a text.
 function matching(entries, kind, text, account) {
   const words = text.toLowerCase().split(/\s+/).filter(Boolean);
   return entries.filter(([name, , scope, more = '', changes]) => (!scope || account.can(scope)) && (!changes || account.writes) && words.every(w => `${name} ${more}`.toLowerCase().includes(w)))

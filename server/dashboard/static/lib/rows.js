@@ -51,8 +51,20 @@ export function readLines(text) {
   return {rows, left: rest.split('\n').filter(l => l.trim() !== '').length};
 }
 
-// asLines is the lines that readLines reads as these values.
-export const asLines = values => Object.entries(values).map(([key, value]) => `${key}="${value.replace(/["\\]/g, '\\$&').replaceAll('\n', '\\n').replaceAll('\r', '\\r')}"\n`).join('');
+const name = /^[A-Za-z_][A-Za-z0-9_]*$/, bare = /^[-+._:/,@%a-zA-Z0-9]+$/;
+
+// asEnv returns values as lines of a .env file that all readers and shells take alike, by the rules of
+// `latticekeep get -o env`: no character of a value may run or stand for something else. It throws for what such a file
+// cannot hold.
+export function asEnv(values) {
+  return Object.entries(values).map(([key, value]) => {
+    const quoted = value.includes("'") ? '"' : "'";
+    if (!name.test(key) || value.includes('\0') || value.includes("'") && /[\\"$`]/.test(value) || value.endsWith('\\') || value.includes('\\\\')) {
+      throw new Error(`A .env file cannot hold ${key} so that all programs read it alike. Copy as JSON instead.`);
+    }
+    return `${key}=${bare.test(value) ? value : quoted + value + quoted}\n`;
+  }).join('');
+}
 
 // A value is hidden by a font of dots and not by a password field, which would lose
 // the line breaks of a key or a certificate that is pasted.
@@ -84,7 +96,7 @@ function Paste({take, close}) {
     <label for=${id}>Lines such as KEY=VALUE, as in .env files</label>
     <textarea id=${id} ref=${field} class="concealed" spellcheck=${false} autocomplete="off" autocapitalize="none" value=${text} aria-invalid=${left > 0 ? 'true' : undefined}
       aria-describedby=${id + '-error'} onInput=${e => { setText(e.target.value); setLeft(0); }}></textarea>
-    <p class="wrong" id=${id + '-error'} aria-live="polite">${left > 0 && (text.trim() === '' ? 'There is nothing in it yet.' : `${count(left, 'line')} cannot be read as KEY=VALUE. Nothing was taken over.`)}</p>
+    <p class="wrong" id=${id + '-error'} aria-live="polite">${left > 0 && (text.trim() === '' ? 'There is nothing in it yet.' : `${count(left, 'line')} cannot be read as KEY=VALUE. Nothing was added.`)}</p>
     <div class="actions"><button type="button" onClick=${use}>Add these values</button><button type="button" onClick=${close}>Cancel</button></div>
   </div>`;
 }

@@ -56,6 +56,9 @@ export const Time = ({at, relative = false, short = false}) => at
   ? html`<time datetime=${at} title=${relative || short ? `${localTime(at)}, ${utc(at)}` : utc(at)}>${relative ? ago(at) : short ? briefTime(at) : localTime(at)}</time>`
   : html`<span class="quiet">never</span>`;
 
+// LastRead is when a secret was read last, which is known by the hour: at is when that hour began.
+export const LastRead = ({at}) => at && Date.now() - new Date(at) < 3600e3 ? html`<time datetime=${at} title=${utc(at)}>within an hour</time>` : html`<${Time} at=${at} relative />`;
+
 // Hash is a hash or an id, shortened, with the whole on hover and to copy.
 export const Hash = ({children, whole = false, label = 'Copy'}) => html`<span class="hash"><code title=${children}>${whole ? children : short(children)}</code><${Copy} text=${children} label=${label} small /></span>`;
 
@@ -254,7 +257,7 @@ export function Copy({text, label = 'Copy', small = false, done = 'Copied'}) {
       setTimeout(() => setCopied(false), 2000);
     } catch (error) {
       if (error.status !== undefined) say('Not copied: ' + (remedies[error.status] ?? remedies[500])[1], 'bad');
-      else say('The browser did not allow copying. Select the text and copy it yourself.', 'bad');
+      else say(error instanceof DOMException ? 'The browser did not allow copying. Select the text and copy it yourself.' : error.message, 'bad');
     }
   };
   return html`<button type="button" class=${small ? 'small' : ''} onClick=${copy} title=${small ? label : undefined} aria-label=${small ? label : undefined}>${
@@ -354,7 +357,7 @@ export function Pages({next, shown}) {
   </nav>`;
 }
 
-// Search is a text filter in the address field \`name\`; what is typed is applied
+// Search is a text filter in the address field `name`; what is typed is applied
 // shortly after the last key.
 export function Search({label, name = 'q', placeholder, ...more}) {
   const {query} = useHere();
@@ -370,7 +373,7 @@ export function Search({label, name = 'q', placeholder, ...more}) {
   return html`<${Field} label=${label}>${tied => html`<input type="search" dir="auto" spellcheck=${false} autocomplete="off" placeholder=${placeholder} value=${text} onInput=${e => type(e.target.value)} ...${more} ...${tied} />`}<//>`;
 }
 
-// Filter is a choice in the address field \`name\`.
+// Filter is a choice in the address field `name`.
 export function Filter({label, name, options}) {
   const {query} = useHere();
   return html`<${Choice} label=${label} optional=${false} value=${query.get(name) ?? ''} options=${options} onInput=${value => setQuery({[name]: value, cursor: ''})} />`;

@@ -1,7 +1,8 @@
 // The audit log of the tenant: read, followed, and verified in the page.
 import {html, useEffect, useRef, useState} from '../vendor/preact.js';
 import {useAccount} from '../lib/account.js';
-import {get} from '../lib/api.js';
+import {get, queryString} from '../lib/api.js';
+import {Days} from '../lib/days.js';
 import {count, number} from '../lib/format.js';
 import {deed, eventTypes, isOf} from '../lib/words.js';
 import {Actor, Fingerprint, Outcome, Resource, checkEntry, follow, openLog, useNames, verdict} from '../lib/log.js';
@@ -44,7 +45,8 @@ export function Audit() {
         <button type="button" class="primary" disabled=${rows.length === 0 || checks.busy || log.loading} onClick=${() => checks.run(rows, whole)}>Verify this page</button>`}>
     <${Reviews} onDone=${log.reload} />
     <nav class="row tabs" aria-label="Entries">${Object.entries(presets).map(([name, [text]]) => html`
-      <${Link} key=${name} to=${'/audit' + (name && '?show=' + name)} aria-current=${name === preset ? 'page' : undefined}>${text}<//>`)}</nav>
+      <${Link} key=${name} to=${'/audit' + queryString({show: name, from: filters.from, to: filters.to})} aria-current=${name === preset ? 'page' : undefined}>${text}<//>`)}</nav>
+    <${Timeline} />
     <${Filters} filters=${filters} />
     <${Following} live=${live} />
     <${Checks} of=${checks} />
@@ -56,6 +58,17 @@ export function Audit() {
       : html`<${Entries} rows=${rows} newest=${newest} names=${names} verdicts=${checks.verdicts} />`}
       <${Pages} next=${next} shown=${count(rows.length, 'entry', 'entries')} />`}<//>
   <//>`;
+}
+
+// Timeline shows the last 30 days once somebody opens it: a day leads to its entries.
+function Timeline() {
+  const [open, setOpen] = useState(false);
+  return html`<details class="panel" onToggle=${e => setOpen(e.currentTarget.open)}><summary>Timeline</summary>${open && html`<${Timed} />`}</details>`;
+}
+
+function Timed() {
+  const overview = useLoad(signal => get('/api/v2/overview', undefined, signal), []);
+  return html`<${Loaded} of=${overview}>${({activity}) => activity ? html`<div class="stack"><${Days} of=${activity} /></div>` : html`<p class="quiet">It cannot be shown at the moment.</p>`}<//>`;
 }
 
 // folded puts entries beside each other that say the same of the same actor and resource: lists of entries.
@@ -78,11 +91,11 @@ function Entries({rows, newest, names, verdicts}) {
   return html`<${Table} dense caption="Audit entries, newest first" rowKey="sequence" rows=${groups} rowClass=${row => row.first.sequence > newest ? 'new' : ''} columns=${[
     {title: 'Time', class: 'fit', cell: of(e => html`<${Time} at=${e.timestamp} short />`)},
     {title: 'Event', cell: ({first: e, all, sequence}) => html`<span><${Link} to=${'/audit/' + e.sequence}>${deed(e)}<//>${all.length > 1 && html` <button type="button" class="small" aria-label=${`Show all ${all.length} entries: ${deed(e)}`} onClick=${() => setOpen(new Set([...open, sequence]))}>× ${all.length}</button>`}</span>`},
+    ...(verdicts ? [{title: 'Verified here', class: 'whole', cell: row => html`<${Verdict} of=${worst(row.all.map(e => verdicts.get(e.sequence)))} />`}] : []),
     {title: 'Outcome', class: 'fit', cell: of(e => html`<${Outcome} of=${e.outcome} />`)},
     {title: 'Actor', cell: of(e => html`<${Actor} of=${e.actor} mine=${account.user?.user_id} name=${names.get(e.actor.id)} />`)},
     {title: 'Resource', cell: of(e => html`<${Resource} of=${e.resource} name=${names.get(e.resource.id)} />`)},
     {title: 'Sequence', class: 'number', cell: ({first, all}) => all.length > 1 ? `${number(all.at(-1).sequence)}–${number(first.sequence)}` : number(first.sequence)},
-    ...(verdicts ? [{title: 'Verified here', class: 'whole', cell: row => html`<${Verdict} of=${worst(row.all.map(e => verdicts.get(e.sequence)))} />`}] : []),
   ]} />`;
 }
 

@@ -140,7 +140,7 @@ function Objects({objects}) {
 
 // ---- sealing keys
 
-const keyStates = {current: ['good', 'current', 'New values are sealed for it.'], former: ['warn', 'former', 'Seal these values again (latticekeep reseal) before it is retired.'],
+const keyStates = {current: ['good', 'current', 'New values are sealed for it.'], former: ['warn', 'previous', 'Seal these values again (latticekeep reseal) before it is retired.'],
   unknown: ['bad', 'unknown', 'It is not of this deployment, so that these values do not open here. Seal them again.']};
 
 const Keys = ({keys}) => html`<${Panel} title="Sealing keys in use">

@@ -5,7 +5,6 @@ import {count, number} from '../lib/format.js';
 import {frameworks} from '../lib/words.js';
 import {Proof} from '../lib/log.js';
 import {failsFor, failuresOf, jobs, Mending} from '../lib/mending.js';
-import {useScores} from '../lib/scores.js';
 import {Choice, Empty, Facts, Filter, Gauge, Hash, Link, Loaded, Page, Panel, Skeleton, Table, Tag, Time, Trend, Trouble, useHere, useLoad} from '../lib/ui.js';
 
 const lead = 'How much of what this service can see went well. A score is evidence for controls of a framework; it does not say that the framework is met.';
@@ -35,13 +34,13 @@ const columns = failing => [
   {title: 'Framework', class: 'edged', cell: s => html`<span title=${s.version}><strong><${Link} to=${'/compliance/' + s.framework}>${frameworks[s.framework]}<//></strong> <span class="quiet edition">${s.version}</span></span>`},
   {title: 'Score', cell: s => s.score === null ? html`<${Tag} kind="warn">withheld<//>`
     : html`<span class="scored"><strong>${Math.round(s.score * 10) / 10}</strong><${Bar} value=${s.score} neutral=${s.provisional} />${s.provisional && html` <${Tag} kind="warn">provisional<//>`}</span>`},
-  {title: 'Controls with evidence', cell: s => html`<span class="scored"><span>${Math.round(s.coverage.percent)} %</span><${Bar} value=${s.coverage.percent} neutral /><span class="quiet">${number(s.coverage.evidenced)} of ${number(s.coverage.controls)}</span></span>`},
-  {title: 'Yours to mend', class: 'fit', cell: s => html`<${Failing} of=${s} who="tenant" failing=${failing} />`},
-  {title: "The operator's", class: 'fit', cell: s => html`<${Failing} of=${s} who="deployment" failing=${failing} />`},
+  {title: 'Coverage', cell: s => html`<span class="scored"><span>${Math.round(s.coverage.percent)} %</span><${Bar} value=${s.coverage.percent} neutral /><span class="quiet">${number(s.coverage.evidenced)} of ${number(s.coverage.controls)}</span></span>`},
+  {title: 'You fix', class: 'fit', cell: s => html`<${Failing} of=${s} who="tenant" failing=${failing} />`},
+  {title: 'The operator fixes', class: 'fit', cell: s => html`<${Failing} of=${s} who="deployment" failing=${failing} />`},
 ];
 
 export function Compliance() {
-  const {all, stopped, again} = useScores();
+  const {data: all, error: stopped, reload: again} = useLoad(signal => get('/api/v2/compliance/scores', undefined, signal), []);
   return html`<${Page} title="Compliance" lead=${lead} actions=${html`${all && html`<button type="button" onClick=${again}>Re-evaluate</button>`}<${Link} class="button primary" to="/compliance/report">Report for an auditor<//>`}>
     ${stopped && html`<div class="spaced"><${Trouble} error=${stopped} retry=${again} /></div>`}
     ${all ? html`<${Glance} of=${all} />` : !stopped && html`<${Skeleton} lines=${9} />`}
@@ -53,7 +52,7 @@ function Glance({of: {scores, probes, head, proof}}) {
   const withheld = scores.find(s => s.score === null);
   return html`
     <p class="quiet">As of <${Link} to=${'/audit/' + head.sequence}>entry ${number(head.sequence)}<//>, <${Time} at=${head.timestamp} />. Log <${Proof} of=${proof} /></p>
-    <p class="quiet spaced">Controls that fail are counted by whose job it is to mend them; a control that fails for two reasons can count for both.</p>
+    <p class="quiet spaced">A failing control counts for whoever has to fix it, and for both where it has two causes.</p>
     <${Table} dense caption="Scores of all frameworks" rowKey="framework" rows=${scores} columns=${columns(failing)} />
     ${withheld?.reason && html`<p class="notice apart">Withheld: ${withheld.reason}.</p>`}
     ${scores.some(s => s.provisional) && !withheld && html`<p class="notice apart">${provisional}</p>`}
@@ -157,7 +156,7 @@ function Probe({of: p}) {
     <p>${p.detail.charAt(0).toUpperCase() + p.detail.slice(1)}</p>
     ${p.result === 'fail' && html`<p><strong>${p.remedy}.</strong> <a href=${p.guide} target="_blank" rel="noopener noreferrer">How to do it<span class="unseen">: ${p.title}</span></a></p>
       <p class="quiet">A job of ${jobs[p.responsible][1]}; failing since <${Time} at=${p.since} /></p>`}
-    <p class="quiet">${p.sample === 0 ? 'Nothing to look at' : `${count(p.sample, 'thing')} looked at`}, ${p.window_days === 0 ? 'in the state at that entry' : `in the ${count(p.window_days, 'day')} before that entry`}. <code>${p.name}</code></p>
+    <p class="quiet">${p.sample === 0 ? 'No items to check' : `${count(p.sample, 'item')} checked`}, ${p.window_days === 0 ? 'as of that entry' : `over the ${count(p.window_days, 'day')} before that entry`}. <code>${p.name}</code></p>
     ${p.evidence.length > 0 && html`<p>Evidence: ${p.evidence.map((e, i) => html`${i > 0 && ', '}<${Link} key=${e.sequence} to=${'/audit/' + e.sequence} title=${'Hash ' + e.hash}>entry ${number(e.sequence)}<//>`)}</p>`}
   </div></li>`;
 }

@@ -5,9 +5,9 @@ import {del, gather, get, patch, post, put} from '../lib/api.js';
 import {Changes, changesOf, patchOf} from '../lib/changes.js';
 import {count, number, visible} from '../lib/format.js';
 import {Actor, Outcome, useNames} from '../lib/log.js';
-import {Rows, asLines, fromRows, newRow} from '../lib/rows.js';
+import {Rows, asEnv, fromRows, newRow} from '../lib/rows.js';
 import {Brief, Secret, useBriefly} from '../lib/secret.js';
-import {Act, Choice, Confirm, Copy, Dialog, Facts, Field, Form, Hash, Input, Link, Loaded, Name, Page, Panel, Table, Tag, Time, Trouble, navigate, say, useHere, useLoad} from '../lib/ui.js';
+import {Act, Choice, Confirm, Copy, Dialog, Facts, Field, Form, Hash, Input, LastRead, Link, Loaded, Name, Page, Panel, Table, Tag, Time, Trouble, navigate, say, useHere, useLoad} from '../lib/ui.js';
 import {changes, deed, words} from '../lib/words.js';
 import {State, TTL, Tags, nameError, trialEnded, useRows} from './vault.js';
 
@@ -64,7 +64,7 @@ function Details({of: c, writes, changed}) {
       ['Created', html`<${Time} at=${c.created_at} />`],
       ['Updated', html`<${Time} at=${c.sealed_at} />`],
       [c.status === 'expired' ? 'Expired' : 'Expires', c.never_expires ? 'never' : html`<${Time} at=${c.expires_at} /> <span class="quiet">(<${Time} at=${c.expires_at} relative />)</span>`],
-      ['Last read', html`<${Time} at=${c.last_read_at} relative />`],
+      ['Last read', html`<${LastRead} at=${c.last_read_at} />`],
       ['Managed by', c.owned ? 'a Kubernetes object' : 'Latticekeep'],
       ['Id', html`<${Hash} whole label="Copy the id">${c.credential_id}<//>`],
     ]} />
@@ -77,7 +77,7 @@ function EditDetails({of: c, onClose, onDone}) {
   const set = name => value => setForm(f => ({...f, [name]: value}));
   const store = async () => {
     await patch(at(c.credential_id, '/details'), {...form, tags: form.tags.split(/[\s,]+/).filter(Boolean)});
-    say('The details are stored');
+    say('The details are saved');
     onDone();
   };
   return html`<${Dialog} title="Edit details" onClose=${onClose}>
@@ -124,7 +124,7 @@ function Values({of: c, writes, done, changed}) {
         ${writes && html`<${Act} onClick=${edit} disabled=${!account.writes} texts=${absent}>Edit values<//>`}</div>
         <p class="quiet">Revealing is recorded in the audit log. Each value stays covered until you show it, and the page forgets all of them after 30 seconds.</p>`}>${found => html`
       ${listOf(found).map(v => html`<${Secret} key=${v.name} ...${v} />`)}
-      <div class="actions"><${Copy} text=${asLines(found.values)} label="Copy as .env" /><${Copy} text=${JSON.stringify(found.values, null, 2)} label="Copy as JSON" />
+      <div class="actions"><${Copy} text=${() => asEnv(found.values)} label="Copy as .env" /><${Copy} text=${JSON.stringify(found.values, null, 2)} label="Copy as JSON" />
         ${writes && html`<${Act} onClick=${edit} disabled=${!account.writes} texts=${absent}>Edit values<//>`}</div>`}<//>`}
     <${Commands} of=${c} />
   <//>`;
@@ -140,7 +140,7 @@ const quote = text => /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll
 
 // Commands read the credential elsewhere; no value is in them.
 function Commands({of: c}) {
-  const name = visible(c.name) === c.name ? c.name : c.credential_id; // what cannot be seen is not pasted into shells
+  const name = visible(c.name) === c.name && /^[^-=]/.test(c.name) ? c.name : c.credential_id; // what cannot be seen, or looks like an option, is not pasted into shells
   const lines = {
     'Command line': `latticekeep get ${quote(name)}`,
     'Run a program with it': `latticekeep run --env-from ${quote(name)} -- COMMAND`,
@@ -163,7 +163,7 @@ function Editor({of: c, from, read, close, changed}) {
     const {version} = base.blind ? await put(at(c.credential_id), {values: fromRows(rows.rows), ...more})
       : await patch(at(c.credential_id), {values: patchOf(review), ...more}, {headers: {'If-Match': base.etag}});
     rows.clear();
-    say(`Stored as version ${number(version)}`);
+    say(`Saved as version ${number(version)}`);
     close();
     changed();
   };
@@ -304,7 +304,10 @@ function Versions({of: c, writes, changed}) {
 
 // ---- access
 
-const verbs = [['read', 'Read'], ['write', 'Change'], ['delete', 'Delete'], ['list', 'See in lists']];
+const verbs = [['read', 'Read'], ['write', 'Write'], ['delete', 'Delete'], ['list', 'List']];
+
+// A ServiceAccount is called by its namespace and name.
+const serviceAccount = ({kind, subject}) => kind === 'service_account' ? subject.split(':').slice(-2).join('/') : undefined;
 
 // Permitted says who may reach the path of the credential, when somebody wants to know.
 function Permitted({of: c}) {
@@ -316,13 +319,13 @@ function Permitted({of: c}) {
     setVerb(chosen);
     setSubjects(null);
   };
-  return html`<${Panel} title="Who can read this" actions=${html`<${Act} onClick=${look}>${subjects ? 'Look again' : 'Show who can'}<//>`}>
+  return html`<${Panel} title="Who has access" actions=${html`<${Act} onClick=${look}>${subjects ? 'Show again' : 'Show'}<//>`}>
     <div class="narrow"><${Choice} label="What they do" value=${verb} onInput=${choose} options=${verbs} /></div>
     ${subjects === null ? html`<p class="quiet">By scopes and policies, as they are now. What ServiceAccounts without policies may do, their cluster decides.</p>`
     : subjects.length === 0 ? html`<p>Nobody.</p>`
     : html`<${Table} caption="Who can" rowKey="subject" rows=${subjects} columns=${[
-        {title: 'Who', cell: s => html`<${Actor} of=${{type: s.kind, id: s.subject}} mine=${account.user?.user_id} name=${s.name} />`},
-        {title: 'By', cell: s => s.groups ? html`${count(s.groups.length, 'group')}` : s.kind === 'user' ? 'role and policies' : 'scopes and policies'},
+        {title: 'Who', cell: s => html`<${Actor} of=${{type: s.kind, id: s.subject}} mine=${account.user?.user_id} name=${s.name ?? serviceAccount(s)} />`},
+        {title: 'Through', cell: s => s.groups ? html`${count(s.groups.length, 'group')}` : s.kind === 'user' ? 'role and policies' : 'scopes and policies'},
       ]} />`}
   <//>`;
 }

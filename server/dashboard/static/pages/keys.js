@@ -159,10 +159,10 @@ function Uses() {
     : keys.length === 0 ? html`<p class="quiet">No object needs a sealing key yet.</p>`
     : html`<div class="stack"><${Table} caption="Objects by sealing key" rowKey="key_id" rows=${keys} columns=${[
         {title: 'Key', cell: k => html`<${Hash} label="Copy the key id">${k.key_id}<//>`},
-        {title: 'State', cell: k => { const [kind, text] = uses[k.state] ?? ['plain', '']; return html`<span><${Tag} kind=${kind}>${k.state}<//> <span class="quiet">${text}</span></span>`; }},
+        {title: 'State', cell: k => { const [kind, text] = uses[k.state] ?? ['plain', '']; return html`<span><${Tag} kind=${kind}>${k.state === 'former' ? 'previous' : k.state}<//> <span class="quiet">${text}</span></span>`; }},
         {title: 'Your objects', class: 'number', cell: k => count(k.objects, 'object')},
       ]} />
-      ${keys.some(k => k.state !== 'current' && k.objects > 0) && html`<p class="hint">Objects that are sealed for a former key should be sealed anew before it is retired: <code>latticekeep reseal</code> does that with a manifest.</p>`}</div>`}<//>`;
+      ${keys.some(k => k.state !== 'current' && k.objects > 0) && html`<p class="hint">Objects that are sealed for a previous key have to be sealed again before it is retired: <code>latticekeep reseal</code> does that with a manifest.</p>`}</div>`}<//>`;
 }
 
 // ---- signature keys

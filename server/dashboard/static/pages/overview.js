@@ -4,9 +4,10 @@ import {html} from '../vendor/preact.js';
 import {useAccount} from '../lib/account.js';
 import {get} from '../lib/api.js';
 import {Icon} from '../lib/icons.js';
+import {Days} from '../lib/days.js';
 import {count, number} from '../lib/format.js';
 import {frameworks} from '../lib/words.js';
-import {Link, Loaded, Name, Page, Panel, Table, Tag, Time, useLoad} from '../lib/ui.js';
+import {LastRead, Link, Loaded, Name, Page, Panel, Tag, Time, useLoad} from '../lib/ui.js';
 
 export function Overview() {
   const account = useAccount();
@@ -30,7 +31,7 @@ const parts = {account: 'your account', activity: 'the activity', api_keys: 'API
 
 const healthNames = {chain: 'Audit log', rows: 'Stored rows', anchors: 'Anchors', kms: 'KMS', backups: 'Backups', certificates: 'Certificates'};
 const healthKinds = {ok: 'good', warning: 'warn', failed: 'bad', unknown: 'plain'};
-const healthWords = {ok: 'well', warning: 'warning', failed: 'failed', unknown: 'not known'};
+const healthWords = {ok: 'ok', warning: 'warning', failed: 'failed', unknown: 'not known'};
 
 // Health is a line: what is well has its name, the rest also what is wrong.
 function Health({of}) {
@@ -40,7 +41,7 @@ function Health({of}) {
     <ul class="health">${of.map(h => html`<li key=${h.part}><${Tag} kind=${healthKinds[h.status]}>${healthNames[h.part]}<span class="unseen">: ${healthWords[h.status]}</span><//></li>`)}
       ${chain && html`<li class="quiet">${chain.message}</li>`}</ul>
     ${wrong.length > 0 && html`<ul class="remarks">${wrong.map(h => html`<li key=${h.part}><strong>${healthNames[h.part]}</strong> ${h.message}</li>`)}
-      <li class="quiet">The operator of this service looks after these.</li></ul>`}
+      <li class="quiet">The operator of this service has to fix these.</li></ul>`}
   <//>`;
 }
 
@@ -91,31 +92,7 @@ function Setup({of: {setup, credentials}}) {
 
 // ---- what happened
 
-const series = [['secrets', 'Secrets read', '/audit?show=secrets'], ['changes', 'Changes', '/audit?show=changes'], ['denials', 'Denials', '/audit?show=denied']];
-const dayText = new Intl.DateTimeFormat(undefined, {day: 'numeric', month: 'short', timeZone: 'UTC'});
-const inWords = date => dayText.format(new Date(date + 'T00:00:00Z'));
-
-// Activity is a picture of the days, with a table that says the same. Denials are attempts, which the other two count
-// as well.
-function Activity({of: {days, complete}}) {
-  const total = name => days.reduce((n, d) => n + (d[name] ?? 0), 0);
-  const top = Math.max(1, ...days.map(d => Math.max(...series.map(([name]) => d[name] ?? 0))));
-  const height = n => n === 0 ? 0 : Math.max(1.5, n * 50 / top), wide = 300 / days.length, bar = (wide - 2) / 3;
-  const said = series.map(([name, text]) => `${text} ${number(total(name))}`).join(', ');
-  return html`<${Panel} title="Last 30 days" class="panel wide">
-    <ul class="legend">${series.map(([name, text, to]) => html`<li key=${name} class=${name}><span class="key" aria-hidden="true"></span><${Link} to=${to}>${text}<//> <strong>${number(total(name))}</strong></li>`)}</ul>
-    <figure class="days"><svg viewBox="0 0 300 51" preserveAspectRatio="none" role="img" aria-label=${`The last ${count(days.length, 'day')}: ${said}. The table has each day.`}>
-      ${days.map((d, i) => html`<g key=${d.date}><title>${inWords(d.date)}: ${series.map(([name, text]) => `${text} ${d[name] ?? 'not known'}`).join(', ')}</title>
-        <rect class="ground" x=${i * wide} y="0" width=${wide} height="51" />
-        ${series.map(([name], n) => html`<rect key=${name} class=${name} x=${i * wide + 1 + n * bar} y=${51 - height(d[name] ?? 0)} width=${bar} height=${height(d[name] ?? 0)} />`)}</g>`)}
-    </svg><figcaption><span>${inWords(days[0].date)}</span><span>at most ${number(top)} a day</span><span>${inWords(days.at(-1).date)}, UTC</span></figcaption></figure>
-    ${!complete && html`<p class="quiet">Not everything is counted: the oldest days or the denials are missing.</p>`}
-    <details><summary>As a table</summary><div class="tall"><${Table} dense caption="Activity by day, in UTC" rowKey="date" rows=${[...days].reverse()} columns=${[
-      {title: 'Day', cell: d => inWords(d.date)},
-      ...series.map(([name, title]) => ({title, class: 'number', cell: d => d[name] === undefined ? html`<span class="quiet">not known</span>` : number(d[name])})),
-    ]} /></div></details>
-  <//>`;
-}
+const Activity = ({of}) => html`<${Panel} title="Last 30 days" class="panel wide"><${Days} of=${of} /><//>`;
 
 const Number = ({n, unit, to}) => html`<span><strong>${number(n)}</strong> <span class="quiet"><${Link} to=${to}>${unit}<//></span></span>`;
 
@@ -130,7 +107,7 @@ function Credentials({of: c}) {
     ${!c.complete && html`<p class="quiet">There are more than were counted: the numbers are lower bounds.</p>`}
     ${unread?.count > 0 && html`<h3>${unread.complete ? '' : 'At least '}${count(unread.count, 'credential')} that nobody has read for ${unread.days} days</h3>
       <ul class="list">${unread.credentials.map(one => html`<li key=${one.credential_id}><${Link} to=${'/vault/' + one.credential_id}><${Name}>${one.name}<//><//>
-        <span class="quiet">${one.last_read_at ? html`read <${Time} at=${one.last_read_at} relative />` : html`created <${Time} at=${one.created_at} relative />, not read`}</span></li>`)}</ul>
+        <span class="quiet">${one.last_read_at ? html`read <${LastRead} at=${one.last_read_at} />` : html`created <${Time} at=${one.created_at} relative />, not read`}</span></li>`)}</ul>
       ${unread.count > unread.credentials.length && html`<p><${Link} to="/vault?sort=last_read">All credentials by their last read<//></p>`}`}
   <//>`;
 }

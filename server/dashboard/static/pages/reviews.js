@@ -29,11 +29,11 @@ export function Reviews({onDone}) {
   };
   return html`<${Loaded} of=${waiting} lines=${1}>${w => {
     const open = attempts(w.denials, w.failures), own = attempts(w.own_denials, w.own_failures);
-    return html`<details class="panel" open=${open !== '' || own !== ''}>
-      <summary>Reviews${open ? '' : html` <span class="quiet">Nothing waits for your review</span>`}</summary>
+    return html`<details class="panel" open=${open !== ''}>
+      <summary>Reviews${open ? '' : html` <span class="quiet">Nothing waits for your review.${own && ` ${own} that you or your API keys caused wait for another member.`}</span>`}</summary>
       <div class="stack">
       ${open && html`<p><strong>${open}</strong> wait${w.denials + w.failures === 1 ? 's' : ''} for a review, the oldest since <${Time} at=${w.oldest} relative />. <${Link} to="/audit?show=denied">See the denials<//></p>`}
-      ${own && html`<p class="quiet">${own} that you or your API keys caused wait${w.own_denials + w.own_failures === 1 ? 's' : ''} for another member.</p>`}
+      ${open && own && html`<p class="quiet">${own} that you or your API keys caused wait for another member.</p>`}
       <ul class="list">${Object.entries(subjects).filter(([, s]) => !s.scope || account.can(s.scope)).map(([id, s]) => html`
         <li key=${id}><span>${s.title} <span class="quiet">${s.due}; last ${w[s.last] ? html`<${Time} at=${w[s.last]} relative />` : 'never'}</span></span>
           <button type="button" aria-label=${`Record a review: ${s.title}`} onClick=${() => setSubject(id)}>${id === 'denials' && open ? 'Acknowledge' : 'Record a review'}</button></li>`)}</ul></div>

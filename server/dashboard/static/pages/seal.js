@@ -74,7 +74,7 @@ function Paste({take, close}) {
       aria-describedby=${`${id}-hint ${id}-error`} onInput=${e => { setText(e.target.value); setWrong(''); }}></textarea>
     <p class="hint" id=${id + '-hint'}>Such as <code>kubectl get secret NAME -o yaml</code> prints. It is read in this page, and nothing of it is sent.</p>
     <p class="wrong" id=${id + '-error'} aria-live="polite">${wrong}</p>
-    <div class="actions"><button type="button" aria-disabled=${busy} onClick=${use}>Take it over</button><button type="button" onClick=${close}>Cancel</button></div>
+    <div class="actions"><button type="button" aria-disabled=${busy} onClick=${use}>Use this Secret</button><button type="button" onClick=${close}>Cancel</button></div>
   </div>`;
 }
 
@@ -129,7 +129,7 @@ function Manifest({code, sealingKey}) {
     setErrors({fields: {}, values: {}});
     setManifest(null);
     setPasting(false);
-    say(`${count(values.length, 'value')} taken over. Nothing was sent`);
+    say(`${count(values.length, 'value')} added. Nothing was sent`);
     setTimeout(() => [...box.current?.querySelectorAll('input') ?? []].find(input => input.value === '' && input.required)?.focus());
   };
   const seal = () => {

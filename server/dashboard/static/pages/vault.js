@@ -4,7 +4,7 @@ import {useAccount} from '../lib/account.js';
 import {gather, post} from '../lib/api.js';
 import {count, localDay, number, overTLS} from '../lib/format.js';
 import {Rows, checkRows, fromRows, newRow} from '../lib/rows.js';
-import {Empty, Filter, Form, Input, Link, Loaded, Name, Page, Pages, Panel, Search, Skeleton, Table, Tag, Time, navigate, say, setQuery, useHere, useLoad} from '../lib/ui.js';
+import {Empty, Filter, Form, Input, LastRead, Link, Loaded, Name, Page, Pages, Panel, Search, Skeleton, Table, Tag, Time, navigate, say, setQuery, useHere, useLoad} from '../lib/ui.js';
 import {Icon} from '../lib/icons.js';
 
 const pageSize = 50;
@@ -123,7 +123,7 @@ function List({folder, folders, credentials, flat, sort}) {
     {title: 'Tags', cell: of(c => html`<${Tags} of=${c.tags} />`)},
     {title: 'Updated', sort: 'updated', descending: true, class: 'fit', cell: of(c => html`<${Time} at=${c.sealed_at} relative />`)},
     {title: 'Expires', sort: 'expires', class: 'fit', cell: of(c => html`<span><${State} of=${c} /></span>`)},
-    {title: 'Last read', sort: 'last_read', descending: true, class: 'fit', cell: of(c => html`<${Time} at=${c.last_read_at} relative />`)},
+    {title: 'Last read', sort: 'last_read', descending: true, class: 'fit', cell: of(c => html`<${LastRead} at=${c.last_read_at} />`)},
   ]} />`;
 }
 
@@ -198,13 +198,13 @@ function SealForm() {
       throw error;
     }
     rows.clear();
-    say('The credential is stored');
+    say('The credential is created');
     navigate('/vault/' + encodeURIComponent(made.credential_id), {replace: true}); // the way back leads to the list
   };
   const another = () => {
     setKey(crypto.randomUUID());
     setDoubt('');
-    say('Press Create to store it as another credential');
+    say('Press Create to make it another credential');
   };
   return html`<${Panel} title="Credential"><${Form} onSubmit=${seal} submit="Create" cancel=${() => navigate('/vault')} texts=${{
       403: 'Your role or the plan does not allow this. Ask an owner of your organisation. What you entered is still here.',
