@@ -32,11 +32,12 @@ func TestAnInvitationNamesWhoInvitesToWhat(t *testing.T) {
 
 // Nothing that somebody names an organisation is a link, a line of its own or anything else than a name.
 func TestNamesInAnInvitationAreInert(t *testing.T) {
-	linked := regexp.MustCompile(`(?i)[a-z][a-z0-9+.-]*:[^\s]|\bwww\.\S|[^\s]@[^\s]|[\pL\pN]\.[\pL\pN]|[<>/\\\[\]"]`)
+	linked := regexp.MustCompile(`(?i)[a-z][a-z0-9+.-]*:[^\s]|\bwww\.\S|[^\s]@[^\s]|[\pL\pN]\.[\pL\pN]|[<>/\\\[\]"]|\p{Nd}([^\pL]*\p{Nd}){4,}`)
 	hostile := []string{
 		"https://evil.example/join#token=x", "evil.example", "www.evil.example", "javascript:alert(1)", "<a href=\"//evil.example\">Open</a>", "mailto:eve@evil.example",
 		"[Open](https://evil.example)", "evil\u3002example", "evil\uff0eexample", "//evil.example", "a\u202eb", "x\u200b.example", "line\u2028break", "%s%d%!(EXTRA)", "eve@evil.example",
 		strings.Repeat("long ", 200), strings.Repeat("w", 255), "\u0085x", "a\tb",
+		"your account is locked, call +1 (888) 555-0100 now", "0800.555.0100", "8 8 8 5 5 5", "tel:+4930123456", "\u0663\u0660\u0661\u0662\u0663\u0664",
 	}
 	honest := strings.Count(invited("Acme", "eve@evil.example"), "\n")
 	for _, name := range hostile {

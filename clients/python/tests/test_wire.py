@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import select
 import socket
 import threading
@@ -466,3 +467,37 @@ def test_a_proxy_is_asked_for_a_tunnel(stub: Start, monkeypatch: pytest.MonkeyPa
     assert proxy.sent[0].method == "CONNECT" and proxy.sent[0].target == "vault.example.org:443"
     assert proxy.sent[0].headers["Proxy-Authorization"] == "Basic dXNlcjp3b3Jk"
     assert "X-API-Key" not in proxy.sent[0].headers
+
+
+@pytest.mark.parametrize("scheme", ["https", "socks5"])
+def test_a_proxy_that_is_not_plain_http_gets_nothing(
+    stub: Start, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    proxy = stub(refusal(502))
+    monkeypatch.setenv("https_proxy", proxy.url.replace("http://", scheme + "://user:word@"))
+    monkeypatch.delenv("no_proxy", raising=False)
+    with pytest.raises(latticekeep.InvalidError) as failure:
+        Client("https://vault.example.org", retries=0).v2.list_keys()
+    assert proxy.connections == 0 and "word" not in str(failure.value)
+
+
+def test_a_line_of_the_tail_is_bounded(stub: Start) -> None:
+    server = stub(Reply(200, text="data: " + "x" * (3 << 20)))
+    with pytest.raises(latticekeep.LatticekeepError, match="too long"):
+        list(server.client().v2.tail_audit_log())
+
+
+def test_a_forked_process_opens_connections_of_its_own(stub: Start) -> None:
+    server = stub(OK)
+    client = server.client()
+    create(client)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            create(client)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(pid, 0)[1] == 0 and server.connections == 2
+    create(client)  # the parent's connection is as good as before
+    assert server.connections == 2

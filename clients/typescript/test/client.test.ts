@@ -1,3 +1,4 @@
+import {inspect} from 'node:util';
 import assert from 'node:assert/strict';
 import {readFileSync} from 'node:fs';
 import test from 'node:test';
@@ -94,6 +95,10 @@ test('errors say what is to be done and nothing of the request', async () => {
   const lost = await failure(new Wire(() => { throw broken(); }).client({retries: 0}).v2.unsealCredentialByName({path: {name: 'secret-name'}}));
   assert.ok(lost.isNoAnswer);
   assert.doesNotMatch(`${lost.stack} ${lost.cause}`, /secret-name|by-name/);
+  const parser = Object.assign(new Error('Invalid character in chunk size'), {code: 'HPE_INVALID_CHUNK_SIZE', data: '{"password":"hunter2"}'});
+  const garbled = await failure(new Wire(() => { throw new TypeError('fetch failed', {cause: parser}); }).client({retries: 0}).v2.getAccount());
+  assert.match(inspect(garbled), /HPE_INVALID_CHUNK_SIZE/);
+  assert.doesNotMatch(inspect(garbled, {showHidden: true, depth: 10}), /hunter2/);
   const half = new ReadableStream({pull: controller => controller.error(broken())});
   assert.ok((await failure(new Wire(() => new Response(half)).client().v2.getAccount())).isNoAnswer);
 });
