@@ -263,6 +263,11 @@ bench-operator: control-plane ## make 2,000 SealedCredentials ready on a real AP
 bench-timing: ## compare how long unseals and sign-ins of different kinds take, 2,000 each (minutes)
 	go test -run '^$$' -bench Timing -benchtime 1x -timeout 30m -p 1 ./internal/vault ./internal/identity
 
+.PHONY: bench-dashboard
+bench-dashboard: chromium ## measure the time until pages of the dashboard show their content, and read a log of a million entries (a quarter of an hour)
+	go test -run '^$$' -bench Paint -benchtime 20x ./server/dashboard
+	DASHBOARD_ENTRIES=1000000 DASHBOARD_CREDENTIALS=10000 go test -v -count=1 -timeout 60m -run 'LongLists|ALongLog' ./server/dashboard
+
 .PHONY: clean
 clean: ## remove everything that make compiled
 	rm -rf $(BIN)

@@ -8,8 +8,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/vault/listing"
 )
 
-// What nobody has read for a time is counted, the longest first. New ones, those of objects and those of
-// others do not count, and the read is bounded.
+// The summary counts credentials that nobody has read for a time, the longest unread first. It leaves out new
+// credentials and those of objects and of other tenants, and its read is bounded.
 func TestTheSummaryKnowsWhatNobodyReads(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	f.index()

@@ -143,7 +143,7 @@ func TestAPastedSecretBecomesWhatTheCommandMakes(t *testing.T) {
 	}
 }
 
-// What is not one Secret is refused by a sentence that names the line, and that has nothing of what was pasted.
+// A text that is not one Secret is refused. The message names the line and repeats nothing of the text.
 func TestWhatIsNotASecretIsRefusedByItsLine(t *testing.T) {
 	b := newBench(t)
 	const head, plain = "apiVersion: v1\nkind: Secret\nmetadata: {name: db}\n", "tr0ub4dor"

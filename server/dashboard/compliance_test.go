@@ -95,7 +95,8 @@ func TestAllFrameworksAreOneRequestAndOneEntry(t *testing.T) {
 	b.accessible()
 }
 
-// What fails is there once, with whose job it is, how it is mended, and of what by name; the operator's is apart.
+// The page lists each failing probe once: whose job it is, how to fix it, and which things fail by name. The operator's
+// probes are a group of their own.
 func TestWhatFailsIsSaidOnceWithHowToMendIt(t *testing.T) {
 	p, o, id := neglected(t)
 	b := p.tab()
@@ -132,7 +133,7 @@ func TestWhatFailsIsSaidOnceWithHowToMendIt(t *testing.T) {
 		!strings.Contains(fails[0], "frameworks") || !strings.Contains(fails[0], "CC6.1") {
 		t.Errorf("what it fails: %q", fails)
 	}
-	b.script(`[...document.querySelectorAll('.things a')].find(a => a.innerText === 'shop/old-database').click()`) // of two probes
+	b.script(`[...document.querySelectorAll('.things a')].find(a => a.innerText === 'shop/old-database').click()`) // two probes name it
 	b.titled("shop/old-database")
 	if path := b.path(); path != "/vault/"+id {
 		t.Error(path)

@@ -65,8 +65,8 @@ func TestTheOverviewIsOneRequest(t *testing.T) {
 	}
 }
 
-// What waits is said, with a link to where it is done; each step of a new tenant is ticked once it is done; and then
-// nothing waits.
+// The overview lists waiting work, each item with a link to its page. It ticks the steps that a new tenant has done.
+// When all is done it says so.
 func TestTheOverviewSaysWhatWaits(t *testing.T) {
 	p := start(t)
 	o := p.register("Steps Ltd", "stella@example.org")
@@ -127,7 +127,7 @@ func TestTheOverviewSaysWhatWaits(t *testing.T) {
 	b.settled()
 }
 
-// What nobody reads is on the overview, by the keyboard, too.
+// The overview lists credentials that nobody reads, and the keyboard alone reaches them.
 func TestTheOverviewNamesWhatNobodyReads(t *testing.T) {
 	p := startAt(t, -100*24*time.Hour)
 	o := p.register("Quiet Ltd", "quinn@example.org")

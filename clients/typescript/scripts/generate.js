@@ -15,7 +15,7 @@ for (const version of ['v1', 'v2']) {
   tables.push(`export const ${version} = {\n${rows(contract).join('')}} as const;\n`);
 }
 await writeFile(new URL('src/generated/operations.ts', here), `${header}
-// What the client has to know of an operation when it sends a call. A flag that is absent is false.
+// The client needs this of an operation to send a call. A flag that is absent is false.
 ${tables.join('\n')}`);
 
 function rows(contract) {

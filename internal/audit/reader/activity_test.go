@@ -10,8 +10,8 @@ import (
 	"github.com/latticekeep/latticekeep/test/audittest"
 )
 
-// Days are counted as a loop over all entries counts them, with and without summaries, and for as many days
-// as there are looks for.
+// Activity counts what a loop over all entries counts, with and without summaries. It counts as many days as its
+// looks allow.
 func TestActivityCountsTheEntriesOfEachDay(t *testing.T) {
 	f := audittest.NewFixture(t)
 	types := []audit.EventType{audit.CredentialUnsealed, audit.AuditRead, audit.CredentialSealed, audit.DataDecrypted, audit.AccountRead, audit.PolicyBound, audit.UserSignedIn}

@@ -125,7 +125,7 @@ func TestPDFSaysAllThatWasJudged(t *testing.T) {
 	}
 }
 
-// What a caller states is on the cover as what it is, and the period is no claim about the score.
+// The cover marks what the caller states as stated, and says that the score is not of the period.
 func TestPDFSaysWhatIsStated(t *testing.T) {
 	d := sample(t, compliance.SOC2, quarter())
 	d.Stated, d.From = "Käsekontor Müller", d.Assessment.Head.Time.AddDate(0, 0, -30)

@@ -14,7 +14,7 @@ import (
 
 // Permitted is somebody who may do something on a path.
 type Permitted struct {
-	Subject string // as in a binding
+	Subject string // spelled as in a binding
 	Kind    authz.Kind
 	Name    string   // address of a user, name of an API key; empty for a ServiceAccount
 	Groups  []string // ids of the groups whose policies allow it, if a binding limits the subject

@@ -313,7 +313,7 @@ func (f *Page) Read(s Source, q Query, after string, now time.Time, each func(Fo
 			}
 			f.Budget.Spend(value)
 			if position != "" {
-				f.Last = position // for a damaged record too
+				f.Last = position // damaged records count, too
 			}
 			var one Found
 			if one, bad = f.look(s, q, key, value, matches); one.Record == nil {
