@@ -56,6 +56,19 @@ func (rd *Reader) TenantsWithin(ctx context.Context, behind, to uint64) (tenants
 	return tenants, nil
 }
 
+// NewestOf returns the tenant sequence of a tenant's newest entry, 0 for a tenant without entries in the
+// database. Error: fault.Unavailable.
+func (rd *Reader) NewestOf(ctx context.Context, tenant authz.TenantID) (tenantSequence uint64, err error) {
+	err = rd.chain.Store.View(ctx, func(r store.Reader) error {
+		_, tenantSequence, err = rd.chain.Extent(r, string(tenant))
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("reading the newest entry of a tenant: %w", err)
+	}
+	return tenantSequence, nil
+}
+
 // Archived returns the sequence up to which entries are only in the archive, 0 if none is. Error:
 // fault.Unavailable.
 func (rd *Reader) Archived(ctx context.Context) (to uint64, err error) {

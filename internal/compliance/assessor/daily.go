@@ -27,8 +27,8 @@ const settling = compliance.Day
 const defaultAssessTime = 20 * time.Second
 
 // AssessAll records the state and the scores of the day for every tenant whose part of the log is
-// at least a day old and lacks them. It writes at most two entries per tenant. The process calls it
-// each minute. A later call, which continues where this one ended, covers tenants for which the
+// at least a day old and lacks them, and keeps up with the entries of those whose evidence is in
+// memory. It writes at most two entries per tenant. The process calls it each minute. A later call, which continues where this one ended, covers tenants for which the
 // time was too short, whose chain is not verified yet, or whose evidence is in use. Errors:
 // fault.Unavailable, or errors of single tenants, which do not stop the others.
 func (s *Service) AssessAll(ctx context.Context) error {
@@ -42,6 +42,9 @@ func (s *Service) AssessAll(ctx context.Context) error {
 	defer cancel()
 	for _, tenant := range s.agenda.order(tenants) {
 		if !s.agenda.due(now, tenant) {
+			if err := s.keepUp(budget, tenant); err != nil {
+				errs = append(errs, fmt.Errorf("gathering the evidence of tenant %s: %w", tenant, err))
+			}
 			continue
 		}
 		next, err := s.assess(budget, tenant, now)
@@ -63,6 +66,12 @@ func (s *Service) AssessAll(ctx context.Context) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+func (s *Service) keepUp(ctx context.Context, tenant authz.TenantID) error {
+	ctx, cancel := context.WithTimeout(ctx, s.patience)
+	defer cancel()
+	return s.evidence.keepUp(ctx, tenant)
 }
 
 // assess records what is due for one tenant, and returns when something is due next. The zero time

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/semaphore"
 
@@ -22,7 +23,11 @@ const (
 	maxTenantOlder   = 2       // older heads of one tenant, so that it does not evict those of other tenants
 	defaultSaveEvery = 8 << 10 // entries of a tenant between two saves of its evidence
 	defaultMilestone = 1 << 16 // entries of a tenant between two milestones
+	defaultNear      = 4 << 10 // entries that a caller who waits gathers; about a tenth of a second
 )
+
+// turn bounds how long the background holds the evidence of a tenant at once: callers get it in between.
+const turn = 250 * time.Millisecond
 
 var (
 	errBusy = fault.New(fault.Unavailable, "the evidence is being gathered: retry")
@@ -72,11 +77,25 @@ type cache struct {
 	all []*gathering // least recently used first
 }
 
+// find returns the index of a gathering, or -1. c.mu is held.
+func (c *cache) find(tenant authz.TenantID, head uint64) int {
+	return slices.IndexFunc(c.all, func(g *gathering) bool { return g.tenant == tenant && g.head == head })
+}
+
+// peek returns a gathering, or nil. It does not count as a use.
+func (c *cache) peek(tenant authz.TenantID, head uint64) *gathering {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if at := c.find(tenant, head); at >= 0 {
+		return c.all[at]
+	}
+	return nil
+}
+
 func (c *cache) get(tenant authz.TenantID, head uint64) *gathering {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	at := slices.IndexFunc(c.all, func(g *gathering) bool { return g.tenant == tenant && g.head == head })
-	if at >= 0 {
+	if at := c.find(tenant, head); at >= 0 {
 		found := c.all[at]
 		c.all = append(slices.Delete(c.all, at, at+1), found)
 		return found
@@ -103,10 +122,16 @@ func (c *cache) get(tenant authz.TenantID, head uint64) *gathering {
 // fault.Unavailable when others hold the gathering for longer than ctx lasts.
 func (c *cache) acquire(ctx context.Context, tenant authz.TenantID, head uint64) (g *gathering, release func(), err error) {
 	g = c.get(tenant, head)
+	release, err = g.hold(ctx)
+	return g, release, err
+}
+
+// hold is acquire for a gathering that is known.
+func (g *gathering) hold(ctx context.Context) (release func(), err error) {
 	if g.holder.Acquire(ctx, 1) != nil {
-		return nil, nil, errBusy
+		return nil, errBusy
 	}
-	return g, sync.OnceFunc(func() { g.holder.Release(1) }), nil
+	return sync.OnceFunc(func() { g.holder.Release(1) }), nil
 }
 
 func (c *cache) forget(g *gathering) {
@@ -121,12 +146,16 @@ type gatherer struct {
 	reader        *reader.Reader
 	newest, older cache
 
-	saveEvery, milestone uint64
+	saveEvery, milestone, near uint64
+
+	ahead sync.Map            // tenants whose evidence is gathered in the background: a channel that is closed at the end
+	turns *semaphore.Weighted // weight 1: the background gathers for one tenant at a time
 }
 
 func newGatherer(rows evidenceRows, reader *reader.Reader) *gatherer {
 	return &gatherer{
-		evidenceRows: rows, reader: reader, saveEvery: defaultSaveEvery, milestone: defaultMilestone,
+		evidenceRows: rows, reader: reader, saveEvery: defaultSaveEvery, milestone: defaultMilestone, near: defaultNear,
+		turns:  semaphore.NewWeighted(1),
 		newest: cache{max: maxNewest, perTenant: 1}, older: cache{max: maxOlder, perTenant: maxTenantOlder},
 	}
 }
@@ -140,17 +169,10 @@ func (s *gatherer) acquire(ctx context.Context, tenant authz.TenantID) (*gatheri
 // means the newest. It first loads the stored evidence. Errors: errUnfinished, fault.Unavailable,
 // and others when the tenant's part of the log does not verify.
 func (s *gatherer) catchUp(ctx context.Context, g *gathering, to uint64) error {
-	fresh := false
-	if g.evidence == nil {
-		e, err := s.load(ctx, g.tenant)
-		if err != nil {
-			return err
-		}
-		if fresh = e == nil; fresh {
-			e = compliance.NewEvidence()
-		}
-		g.evidence, g.stored = e, e.TenantSequence
+	if err := s.loadInto(ctx, g); err != nil {
+		return err
 	}
+	fresh := g.evidence.Count == 0
 	if to != 0 && g.evidence.Last.Sequence >= to {
 		if !g.unproven {
 			return nil
@@ -181,6 +203,93 @@ func (s *gatherer) catchUp(ctx context.Context, g *gathering, to uint64) error {
 		}
 	}
 	return nil
+}
+
+// loadInto gives g the stored evidence, or empty evidence, unless it has some.
+func (s *gatherer) loadInto(ctx context.Context, g *gathering) error {
+	if g.evidence != nil {
+		return nil
+	}
+	e, err := s.load(ctx, g.tenant)
+	if err != nil {
+		return err
+	}
+	if e == nil {
+		e = compliance.NewEvidence()
+	}
+	g.evidence, g.stored = e, e.TenantSequence
+	return nil
+}
+
+// catchUpSoon is catchUp to the newest entry for a caller who waits for the answer. If many entries
+// are missing, the background gathers them, and the error is errUnfinished at once.
+func (s *gatherer) catchUpSoon(ctx context.Context, g *gathering) error {
+	if err := s.loadInto(ctx, g); err != nil {
+		return err
+	}
+	newest, err := s.reader.NewestOf(ctx, g.tenant)
+	if err != nil {
+		return err
+	}
+	if newest > g.evidence.TenantSequence+s.near {
+		s.gatherAhead(ctx, g.tenant)
+		return errUnfinished
+	}
+	return s.catchUp(ctx, g, 0)
+}
+
+// gatherAhead gathers the evidence of a tenant in the background, unless it does already. It ends at
+// the newest entry, or with an error; the next caller begins it again.
+func (s *gatherer) gatherAhead(ctx context.Context, tenant authz.TenantID) {
+	done := make(chan struct{})
+	if _, runs := s.ahead.LoadOrStore(tenant, done); runs {
+		return
+	}
+	ctx = context.WithoutCancel(ctx)
+	go func() {
+		defer close(done)
+		defer s.ahead.Delete(tenant)
+		err := errUnfinished
+		for errors.Is(err, errUnfinished) {
+			err = s.takeTurn(ctx, tenant)
+		}
+		if err != nil {
+			s.logger.WarnContext(ctx, "gathering a tenant's evidence failed; it goes on when somebody asks for it", "tenant", tenant, "error", err)
+		}
+	}()
+}
+
+func (s *gatherer) takeTurn(ctx context.Context, tenant authz.TenantID) error {
+	if err := s.turns.Acquire(ctx, 1); err != nil {
+		return err
+	}
+	defer s.turns.Release(1)
+	g, release, err := s.acquire(ctx, tenant)
+	if err != nil {
+		return err
+	}
+	defer release()
+	ctx, cancel := context.WithTimeout(ctx, turn)
+	defer cancel()
+	return s.catchUp(ctx, g, 0)
+}
+
+// keepUp gathers what is new of a tenant whose evidence is in memory, so that callers need not. It
+// returns nil when there was too little time.
+func (s *gatherer) keepUp(ctx context.Context, tenant authz.TenantID) error {
+	g := s.newest.peek(tenant, 0)
+	if g == nil {
+		return nil
+	}
+	release, err := g.hold(ctx)
+	if err == nil {
+		defer release()
+		err = s.catchUp(ctx, g, 0)
+	}
+	if resumable(err) {
+		return nil
+	}
+	return err
 }
 
 // startOver gathers again when the log does not continue from `reached`. Either another replica has

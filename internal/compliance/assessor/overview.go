@@ -63,7 +63,7 @@ func (s *Service) overview(ctx context.Context, p authz.Principal, days int, o *
 		return nil, err
 	}
 	defer release()
-	switch err := s.evidence.catchUp(ctx, g, 0); {
+	switch err := s.evidence.catchUpSoon(ctx, g); {
 	case errors.Is(err, errUnfinished) || err == nil && g.evidence.Count == 0:
 		return nil, errBusy
 	case err != nil:

@@ -225,7 +225,8 @@ func (s *Service) history(ctx context.Context, tenant authz.TenantID, f complian
 	return days, err
 }
 
-// withNewest calls f with the evidence of all entries of a tenant.
+// withNewest calls f with the evidence of all entries of a tenant. Error: fault.Unavailable, at once when
+// many entries are not gathered yet.
 func (s *Service) withNewest(ctx context.Context, tenant authz.TenantID, f func(*compliance.Evidence)) error {
 	ctx, cancel := context.WithTimeout(ctx, s.patience)
 	defer cancel()
@@ -234,7 +235,7 @@ func (s *Service) withNewest(ctx context.Context, tenant authz.TenantID, f func(
 		return err
 	}
 	defer release()
-	switch err := s.evidence.catchUp(ctx, g, 0); {
+	switch err := s.evidence.catchUpSoon(ctx, g); {
 	case errors.Is(err, errUnfinished):
 		return errBusy
 	case err != nil:

@@ -1,5 +1,5 @@
 // Reviews: a member states what they looked at. Scores count these statements, and no reads.
-import {html, useState} from '../vendor/preact.js';
+import {html, useEffect, useRef, useState} from '../vendor/preact.js';
 import {useAccount} from '../lib/account.js';
 import {get, post} from '../lib/api.js';
 import {count, number} from '../lib/format.js';
@@ -17,9 +17,19 @@ const subjects = {
     says: () => html`<p>You say that you looked at the inventory of the algorithms and keys in use.</p>`},
 };
 
+const askedAgain = 3_000; // ms after an answer that there is none yet
+
 export function Reviews({onDone}) {
   const account = useAccount();
   const waiting = useLoad(signal => get('/api/v2/audit/reviews', undefined, signal), []);
+  // Of a long log the server counts first, in the background, and the rest of the page does not wait for it.
+  const late = useRef(false);
+  late.current = waiting.error ? waiting.error.status === 503 : late.current && waiting.loading;
+  useEffect(() => {
+    if (waiting.error?.status !== 503) return;
+    const timer = setTimeout(waiting.reload, askedAgain);
+    return () => clearTimeout(timer);
+  }, [waiting.error]);
   const [subject, setSubject] = useState(null);
   const done = () => {
     setSubject(null);
@@ -27,6 +37,7 @@ export function Reviews({onDone}) {
     waiting.reload();
     onDone();
   };
+  if (late.current && waiting.data === undefined) return html`<p class="notice" role="status">What waits for a review is not counted yet. This page asks again by itself.</p>`;
   return html`<${Loaded} of=${waiting} lines=${1}>${w => {
     const open = attempts(w.denials, w.failures), own = attempts(w.own_denials, w.own_failures);
     return html`<details class="panel" open=${open !== ''}>
