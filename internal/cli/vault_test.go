@@ -366,9 +366,11 @@ exec sh ids.sh
 latticekeep ls --sort updated
 stdout '^NAME .*\n(.*\n)+shop/db .*\n(.*\n)*shop/env '
 ! latticekeep ls --sort size
-stderr '--sort must be name, created, updated, expires or last_read'
+stderr '--sort must be name, created, updated, expires, last_read or unread'
 latticekeep ls --sort last_read
 stdout '^NAME +TYPE +VERSION +STATUS +READ .*\n(.*\n)*twin .* 20\S+ \d\dh (.*\n)+twin .* never '
+latticekeep ls --sort unread
+stdout '^NAME +TYPE +VERSION +STATUS +READ .*\n(.*\n)*twin .* never '
 exec sh rest.sh
 stdout 'app$'
 `, map[string]string{

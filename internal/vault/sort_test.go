@@ -20,6 +20,14 @@ var orders = map[listing.Order]func(a, b Credential) int{
 	listing.ByExpires: func(a, b Credential) int { return a.ExpiresAt.Compare(b.ExpiresAt) },
 
 	listing.ByLastRead: func(a, b Credential) int { return b.LastRead.Compare(a.LastRead) },
+	listing.ByUnread:   func(a, b Credential) int { return lastUse(a).Compare(lastUse(b)) },
+}
+
+func lastUse(c Credential) time.Time {
+	if c.LastRead.IsZero() {
+		return c.CreatedAt
+	}
+	return c.LastRead
 }
 
 // An order of times shows what the list without it shows, page by page, and a total counts no more.
@@ -91,6 +99,12 @@ func TestBoundsOfOrdersOfTimes(t *testing.T) {
 		}
 	}
 	f.sealFor(f.a, "b", "database", 30)
+	f.vault.summaryBudget = listing.Budget{Records: 6, Bytes: 1 << 20}
+	for _, order := range []listing.Order{listing.ByCreated, listing.ByLastRead, listing.ByUnread} { // they take as many
+		if list, _, err := f.vault.List(t.Context(), f.a, ListQuery{Order: order}); err != nil || len(list) != 5 {
+			t.Errorf("by %s: %d, %v", order, len(list), err)
+		}
+	}
 	f.vault.summaryBudget = listing.Budget{Records: 4, Bytes: 1 << 20}
 	if _, _, err := f.vault.List(t.Context(), f.a, ListQuery{Order: listing.ByCreated}); !errors.Is(err, fault.Invalid) {
 		t.Errorf("too many: %v", err)

@@ -148,7 +148,7 @@ func TestTheOverviewNamesWhatNobodyReads(t *testing.T) {
 		t.Errorf("%d are named", links)
 	}
 	b.gone("in use")
-	b.tabTo("link", "All credentials by their last read")
+	b.tabTo("link", "All credentials, unused for the longest time first")
 	b.keys(kb.Enter)
 	b.titled("Vault")
 	b.settled()

@@ -1875,6 +1875,7 @@ const (
 	ListCredentialsParamsSortExpires  ListCredentialsParamsSort = "expires"
 	ListCredentialsParamsSortLastRead ListCredentialsParamsSort = "last_read"
 	ListCredentialsParamsSortName     ListCredentialsParamsSort = "name"
+	ListCredentialsParamsSortUnread   ListCredentialsParamsSort = "unread"
 	ListCredentialsParamsSortUpdated  ListCredentialsParamsSort = "updated"
 )
 
@@ -1888,6 +1889,8 @@ func (e ListCredentialsParamsSort) Valid() bool {
 	case ListCredentialsParamsSortLastRead:
 		return true
 	case ListCredentialsParamsSortName:
+		return true
+	case ListCredentialsParamsSortUnread:
 		return true
 	case ListCredentialsParamsSortUpdated:
 		return true
@@ -4665,11 +4668,12 @@ type ListCredentialsParams struct {
 	Delimiter *ListCredentialsParamsDelimiter `form:"delimiter,omitempty" json:"delimiter,omitempty"`
 
 	// Sort The order: `name`; `created` and `updated`, newest first; `expires`, soonest first; `last_read`, read last first
-	// and what was never read last, exact to an hour. For some time after an upgrade from a release without `name`, that
-	// is a 503.
+	// and what was never read last; `unread`, unused for the longest time first, which counts from the last read, or from
+	// `created_at` of what was never read. Reads are exact to an hour. For some time after an upgrade from a release
+	// without `name`, that is a 503.
 	//
 	// An order of times reads all that is selected for each page, and gives whole pages. Above 20,000 credentials (1,800
-	// for a ServiceAccount, and for `last_read`), it is refused with 400: select a `prefix`.
+	// for a ServiceAccount), it is refused with 400: select a `prefix`.
 	Sort *ListCredentialsParamsSort `form:"sort,omitempty" json:"sort,omitempty"`
 
 	// Total With `true`, the answer says how many credentials the whole list has. Above some 20,000 (1,800 for a

@@ -39,7 +39,7 @@ func newListCommand() *cobra.Command {
 the scope vault:read.`,
 		Example: `  latticekeep ls shop/ --sort expires
   latticekeep ls --tag pci
-  latticekeep ls --sort last_read
+  latticekeep ls --sort unread
   latticekeep ls --trash`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -48,7 +48,7 @@ the scope vault:read.`,
 			}
 			compare, known := sorts[sort]
 			if !known {
-				return command.UsageError("--sort must be name, created, updated, expires or last_read")
+				return command.UsageError("--sort must be name, created, updated, expires, last_read or unread")
 			}
 			c, err := r.Client()
 			if err != nil {
@@ -60,9 +60,6 @@ the scope vault:read.`,
 			}
 			if tag != "" {
 				p.Tag = &tag
-			}
-			if sort == "last_read" { // only a list in this order says when
-				p.Sort = new(v2.ListCredentialsParamsSortLastRead)
 			}
 			all := []v2.Credential{} // [] in JSON
 			err = each(cmd.Context(), c, p, func(credential v2.Credential) {
@@ -77,7 +74,7 @@ the scope vault:read.`,
 				return cmp.Or(compare(a, b), strings.Compare(a.Name, b.Name), strings.Compare(a.CredentialId, b.CredentialId))
 			})
 			return f.Print(cmd.OutOrStdout(), all, func(out io.Writer) {
-				if sort == "last_read" {
+				if sort == "last_read" || sort == "unread" {
 					printReads(out, all)
 					return
 				}
@@ -90,7 +87,7 @@ the scope vault:read.`,
 	f.Register(cmd)
 	cmd.Flags().BoolVar(&trash, "trash", false, "list what is in the trash")
 	cmd.Flags().StringVar(&tag, "tag", "", "list only what has this tag")
-	cmd.Flags().StringVar(&sort, "sort", "name", "order: name; created or updated, newest first; expires, soonest first; last_read, to the hour")
+	cmd.Flags().StringVar(&sort, "sort", "name", "order: name; created or updated, newest first; expires, soonest first; last_read, newest first, to the hour; unread, unused for the longest time first")
 	command.Choices(cmd, "sort", slices.Sorted(maps.Keys(sorts))...)
 	return cmd
 }
@@ -104,6 +101,9 @@ var sorts = map[string]func(a, b v2.Credential) int{
 
 	"last_read": func(a, b v2.Credential) int {
 		return cmp.Or(b.LastReadAt, &time.Time{}).Compare(*cmp.Or(a.LastReadAt, &time.Time{}))
+	},
+	"unread": func(a, b v2.Credential) int { // what was never read is unused since it was created
+		return cmp.Or(a.LastReadAt, &a.CreatedAt).Compare(*cmp.Or(b.LastReadAt, &b.CreatedAt))
 	},
 }
 

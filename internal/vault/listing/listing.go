@@ -57,12 +57,16 @@ const (
 	ByExpires Order = "expires" // what expires first, first
 
 	ByLastRead Order = "last_read" // read last first, exact to an hour; what nobody has read comes last
+	ByUnread   Order = "unread"    // unused for the longest time first: since the last read, or since it was created
 )
 
 // ofTimes reports whether the order is one of times.
 func (o Order) ofTimes() bool {
-	return slices.Contains([]Order{ByCreated, ByUpdated, ByExpires, ByLastRead}, o)
+	return slices.Contains([]Order{ByCreated, ByUpdated, ByExpires, ByLastRead, ByUnread}, o)
 }
+
+// ofReads reports whether the order is one of the times of reads.
+func (o Order) ofReads() bool { return o == ByLastRead || o == ByUnread }
 
 // Query selects a page of a list. The zero value selects the whole list.
 type Query struct {

@@ -13,6 +13,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/details"
+	"github.com/latticekeep/latticekeep/internal/vault/lastread"
 	"github.com/latticekeep/latticekeep/internal/vault/pathindex"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
@@ -55,12 +56,24 @@ type Source struct {
 	Owner func(id string) (Owner, error)
 	// Details returns what people say of a credential, nil for nothing. Errors: as those of Owner, and fault.Internal.
 	Details func(id string) (*details.Details, error)
-	// LastRead returns when a credential was read last.
+	// LastRead returns when a credential was read last, the zero time for never.
 	LastRead func(id string) (time.Time, error)
 	// ByName says that the index of paths is complete and used.
 	ByName bool
 
-	looks *int // what is left of them for one page; nil: all
+	looks *int                 // what is left of them for one page; nil: all
+	reads map[string]time.Time // what LastRead returns; nil: a row is read for each credential
+}
+
+// withReads returns the source with all last reads of the tenant, unless they are more than most: a
+// tenant with so many credentials may still have a prefix with few.
+func (s Source) withReads(most int) (Source, error) {
+	reads, whole, err := lastread.All(s.Reader, s.Principal.Tenant, most)
+	if err == nil && whole {
+		s.reads = reads
+		s.LastRead = func(id string) (time.Time, error) { return reads[id], nil }
+	}
+	return s, err
 }
 
 // UsesPaths reports whether a list is read in the order of names: one that asks for it, and every list
@@ -104,6 +117,11 @@ func (p Pages) Read(s Source, q Query, now time.Time, each func(Found)) (rest Re
 		var ok bool
 		if after, ok = p.Decode(s.Principal.Tenant, q.Filter, order, q.Cursor); !ok {
 			return Rest{}, 0, errCursor
+		}
+	}
+	if order.ofReads() {
+		if s, err = s.withReads(p.All.Records); err != nil {
+			return Rest{}, 0, err
 		}
 	}
 	page := &Page{Budget: p.One, Reads: q.Limit > 0}
@@ -175,8 +193,18 @@ func position(o Order, f Found) string {
 		key = ^r.SealedAt.UnixMicro()
 	case ByLastRead:
 		key = ^f.LastRead.UnixMicro()
+	case ByUnread:
+		key = lastUse(f.LastRead, r.CreatedAt).UnixMicro()
 	}
 	return string(binary.BigEndian.AppendUint64(nil, uint64(key)^1<<63)) + r.ID
+}
+
+// lastUse returns when a credential was read last, or else made.
+func lastUse(read, created time.Time) time.Time {
+	if read.IsZero() {
+		return created
+	}
+	return read
 }
 
 // placed is a credential with its place in an order of times.
@@ -368,8 +396,10 @@ func (f *Page) look(s Source, q Query, key, value []byte, matches func(*record.R
 			return Found{}, err
 		}
 	}
-	if q.Order == ByLastRead {
-		f.Budget.Records -= OwnerCost
+	if q.Order.ofReads() {
+		if s.reads == nil {
+			f.Budget.Records -= OwnerCost
+		}
 		found.LastRead, err = s.LastRead(r.ID)
 	}
 	return found, err

@@ -134,7 +134,7 @@ func (c *counter) countUnread(s Source) error {
 	}
 	u := &Unread{Since: c.since, Complete: c.Complete && len(c.unread) <= maxUnreadOwners}
 	slices.SortFunc(c.unread, func(a, b Credential) int {
-		return cmp.Or(lastUse(a).Compare(lastUse(b)), cmp.Compare(a.ID, b.ID))
+		return cmp.Or(lastUse(a.LastRead, a.CreatedAt).Compare(lastUse(b.LastRead, b.CreatedAt)), cmp.Compare(a.ID, b.ID))
 	})
 	for _, one := range c.unread[:min(len(c.unread), maxUnreadOwners)] {
 		by, err := s.Owner(one.ID)
@@ -151,14 +151,6 @@ func (c *counter) countUnread(s Source) error {
 	}
 	c.Unread = u
 	return nil
-}
-
-// lastUse returns when a credential was read last, or else made.
-func lastUse(c Credential) time.Time {
-	if c.LastRead.IsZero() {
-		return c.CreatedAt
-	}
-	return c.LastRead
 }
 
 func (c *counter) add(r *record.Record) {

@@ -5436,14 +5436,15 @@ export interface operations {
                 delimiter?: "/";
                 /**
                  * @description The order: `name`; `created` and `updated`, newest first; `expires`, soonest first; `last_read`, read last first
-                 *     and what was never read last, exact to an hour. For some time after an upgrade from a release without `name`, that
-                 *     is a 503.
+                 *     and what was never read last; `unread`, unused for the longest time first, which counts from the last read, or from
+                 *     `created_at` of what was never read. Reads are exact to an hour. For some time after an upgrade from a release
+                 *     without `name`, that is a 503.
                  *
                  *     An order of times reads all that is selected for each page, and gives whole pages. Above 20,000 credentials (1,800
-                 *     for a ServiceAccount, and for `last_read`), it is refused with 400: select a `prefix`.
+                 *     for a ServiceAccount), it is refused with 400: select a `prefix`.
                  * @example name
                  */
-                sort?: "name" | "created" | "updated" | "expires" | "last_read";
+                sort?: "name" | "created" | "updated" | "expires" | "last_read" | "unread";
                 /**
                  * @description With `true`, the answer says how many credentials the whole list has. Above some 20,000 (1,800 for a
                  *     ServiceAccount) it counts no further, and `total_complete` is false.

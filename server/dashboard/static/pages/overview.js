@@ -108,7 +108,7 @@ function Credentials({of: c}) {
     ${unread?.count > 0 && html`<h3>${unread.complete ? '' : 'At least '}${count(unread.count, 'credential')} that nobody has read for ${unread.days} days</h3>
       <ul class="list">${unread.credentials.map(one => html`<li key=${one.credential_id}><${Link} to=${'/vault/' + one.credential_id}><${Name}>${one.name}<//><//>
         <span class="quiet">${one.last_read_at ? html`read <${LastRead} at=${one.last_read_at} />` : html`created <${Time} at=${one.created_at} relative />, not read`}</span></li>`)}</ul>
-      ${unread.count > unread.credentials.length && html`<p><${Link} to="/vault?sort=last_read">All credentials by their last read<//></p>`}`}
+      ${unread.count > unread.credentials.length && html`<p><${Link} to="/vault?sort=unread">All credentials, unused for the longest time first<//></p>`}`}
   <//>`;
 }
 

@@ -85,7 +85,7 @@ export function Vault() {
       <${Search} label="Type" name="type" maxlength="63" list="types" />
       <${Search} label="Tag" name="tag" maxlength="64" />
       <${Filter} label="Expires" name="within" options=${[['', 'At any time'], ['7', 'Within 7 days'], ['30', 'Within 30 days'], ['90', 'Within 90 days'], ['365', 'Within 365 days']]} />
-      <${Filter} label="Sort by" name="sort" options=${[['', 'Name'], ['updated', 'Updated, newest first'], ['created', 'Created, newest first'], ['expires', 'Expires, soonest first'], ['last_read', 'Last read, newest first']]} />
+      <${Filter} label="Sort by" name="sort" options=${[['', 'Name'], ['updated', 'Updated, newest first'], ['created', 'Created, newest first'], ['expires', 'Expires, soonest first'], ['last_read', 'Last read, newest first'], ['unread', 'Unused for the longest time first']]} />
       <datalist id="types">${types.map(type => html`<option key=${type} value=${type}></option>`)}</datalist>
     </div>
     <${Path} folder=${folder} />
