@@ -109,8 +109,8 @@ func (b *Bucket) Put(ctx context.Context, name string, data []byte) error {
 }
 
 // Create writes an object unless there is one with the same name. Of several callers, one succeeds.
-// Errors: fault.Conflict when there is one, perhaps because an earlier try of this call has succeeded
-// without an answer; and those of [Bucket.Put].
+// Errors: fault.Conflict when there is one, perhaps because an earlier call has succeeded without an
+// answer; and those of [Bucket.Put].
 func (b *Bucket) Create(ctx context.Context, name string, data []byte) error {
 	return b.write(ctx, name, data, true)
 }

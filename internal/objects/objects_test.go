@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -186,6 +187,57 @@ func TestAServerThatIsGoneOrHangsIsUnavailable(t *testing.T) {
 	defer cancel()
 	if err := b.Put(ctx, "a", []byte("a")); fault.Of(err) != fault.Unavailable {
 		t.Errorf("a server that hangs: %v", err)
+	}
+}
+
+// The client repeats a request whose answer is lost. What it finds then is its own object.
+func TestAnUploadWhoseAnswerIsLostSucceeds(t *testing.T) {
+	s := s3test.ForTest(t)
+	target, err := url.Parse(s.Endpoint)
+	if err != nil {
+		t.Fatal(err)
+	}
+	forward := &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
+		r.SetURL(target)
+		r.Out.Host = r.In.Host // the signature covers the host
+	}}
+	var tries atomic.Int64 // of what makes an object
+	losing := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		makes := r.Method == http.MethodPut && r.Header.Get("If-None-Match") != "" || r.Method == http.MethodPost && r.URL.Query().Has("uploadId")
+		if makes && tries.Add(1) == 1 {
+			forward.ServeHTTP(httptest.NewRecorder(), r)
+			panic(http.ErrAbortHandler) // the service has done it, and nobody hears
+		}
+		if makes && r.Method == http.MethodPost { // some services have forgotten an upload that is complete
+			w.WriteHeader(http.StatusNotFound)
+			_, _ = io.WriteString(w, `<Error><Code>NoSuchUpload</Code></Error>`)
+			return
+		}
+		forward.ServeHTTP(w, r)
+	}))
+	defer losing.Close()
+	b := open(t, strings.Replace(bucketOf(t, s, "backups"), url.QueryEscape(s.Endpoint), url.QueryEscape(losing.URL), 1), objects.SigningOptions{})
+	for name, write := range map[string]func(name string) error{
+		"create": func(name string) error { return b.Create(t.Context(), name, []byte("mine")) },
+		"upload": func(name string) error {
+			return b.Upload(t.Context(), name, func(w io.Writer) error {
+				_, err := w.Write([]byte("mine"))
+				return err
+			})
+		},
+	} {
+		tries.Store(0)
+		if err := write(name); err != nil || tries.Load() < 2 {
+			t.Errorf("%s: %v, after %d tries", name, err, tries.Load())
+		}
+		if got, err := b.Get(t.Context(), name); err != nil || string(got) != "mine" {
+			t.Errorf("%s: %q, %v", name, got, err)
+		}
+		// What somebody else has written, even of the same content, is not its own.
+		tries.Store(1)
+		if err := b.Create(t.Context(), name, []byte("mine")); fault.Of(err) != fault.Conflict {
+			t.Errorf("%s, once more: %v", name, err)
+		}
 	}
 }
 

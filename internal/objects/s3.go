@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -170,17 +171,32 @@ func s3Failed(err error) error {
 	return err
 }
 
+// markName names the metadata by which a write knows its own object. The client repeats a request whose
+// answer was lost, and the service refuses the repetition if the first one went through.
+const markName = "latticekeep-write"
+
+func newMark() map[string]string { return map[string]string{markName: rand.Text()} }
+
+// has reports whether an object is the one that was written with a mark.
+func (b *s3Bucket) has(ctx context.Context, name string, mark map[string]string) bool {
+	out, err := b.client.HeadObject(ctx, &s3.HeadObjectInput{Bucket: b.bucket, Key: &name})
+	return err == nil && out.Metadata[markName] == mark[markName]
+}
+
 func (b *s3Bucket) put(ctx context.Context, name string, data []byte, k kind, fresh bool) error {
 	input := &s3.PutObjectInput{
 		Bucket: b.bucket, Key: &name, Body: bytes.NewReader(data), ContentType: &k.contentType, ContentDisposition: &k.contentDisposition,
 		ServerSideEncryption: b.encryption, SSEKMSKeyId: b.kmsKey,
 	}
 	if fresh {
-		input.IfNoneMatch = aws.String("*")
+		input.IfNoneMatch, input.Metadata = aws.String("*"), newMark()
 	}
 	_, err := b.client.PutObject(ctx, input)
 	var response *awshttp.ResponseError
 	if fresh && errors.As(err, &response) && response.HTTPStatusCode() == http.StatusPreconditionFailed {
+		if b.has(ctx, name, input.Metadata) {
+			return nil
+		}
 		return fmt.Errorf("%w: %w", fs.ErrExist, err)
 	}
 	return err
@@ -224,6 +240,7 @@ func (b *s3Bucket) list(ctx context.Context, prefix, after string, most int) (na
 type s3Upload struct {
 	*s3Bucket
 	key, id *string
+	mark    map[string]string
 	done    []types.CompletedPart
 }
 
@@ -232,14 +249,15 @@ func (b *s3Bucket) upload(ctx context.Context, name string, k kind) (upload, err
 	if b.client.Options().RequestChecksumCalculation == aws.RequestChecksumCalculationWhenRequired {
 		algorithm = ""
 	}
+	mark := newMark()
 	out, err := b.client.CreateMultipartUpload(ctx, &s3.CreateMultipartUploadInput{
 		Bucket: b.bucket, Key: &name, ContentType: &k.contentType, ContentDisposition: &k.contentDisposition,
-		ServerSideEncryption: b.encryption, SSEKMSKeyId: b.kmsKey, ChecksumAlgorithm: algorithm,
+		ServerSideEncryption: b.encryption, SSEKMSKeyId: b.kmsKey, ChecksumAlgorithm: algorithm, Metadata: mark,
 	})
 	if err != nil {
 		return nil, err
 	}
-	return &s3Upload{s3Bucket: b, key: &name, id: out.UploadId}, nil
+	return &s3Upload{s3Bucket: b, key: &name, id: out.UploadId, mark: mark}, nil
 }
 
 func (u *s3Upload) part(ctx context.Context, data []byte, last bool) error {
@@ -253,6 +271,9 @@ func (u *s3Upload) part(ctx context.Context, data []byte, last bool) error {
 		_, err = u.client.CompleteMultipartUpload(ctx, &s3.CompleteMultipartUploadInput{
 			Bucket: u.bucket, Key: u.key, UploadId: u.id, MultipartUpload: &types.CompletedMultipartUpload{Parts: u.done},
 		})
+		if err != nil && u.has(ctx, *u.key, u.mark) {
+			err = nil
+		}
 	}
 	return err
 }
