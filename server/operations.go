@@ -19,7 +19,7 @@ import (
 // operations are the operational endpoints of the process.
 type operations struct {
 	monitor   *health.Monitor
-	diagnosis func(context.Context) diagnosis.Report
+	diagnosis func(context.Context, ...diagnosis.Part) diagnosis.Report
 	metrics   *metrics
 	version   *gate.Version // writes answers
 	ending    atomic.Bool

@@ -45,7 +45,13 @@ func todo(overview fields) map[string]float64 {
 
 // An overview says what is so, and only what the caller's scopes cover.
 func TestAnOverviewSaysWhatIsSo(t *testing.T) {
-	s := newService(t)
+	for name, open := range map[string]servertest.Open{"a file": servertest.Bolt, "PostgreSQL": servertest.Postgres} {
+		t.Run(name, func(t *testing.T) { saysWhatIsSo(t, &service{servertest.StartOn(t, open)}) })
+	}
+}
+
+func saysWhatIsSo(t *testing.T, s *service) {
+	t.Helper()
 	owner := s.Register("ada@example.org")
 	access := s.Login("ada@example.org", servertest.Password).Access
 	o := s.overview(access, "")
@@ -108,7 +114,7 @@ func TestAnOverviewSaysWhatIsSo(t *testing.T) {
 
 	always := []string{"setup", "success", "todo"}
 	for scope, parts := range map[string][]string{
-		"vault:read": {"credentials"}, "audit:read": {"activity", "health"}, "compliance:read": {"health", "scores"},
+		"vault:read": {"credentials"}, "audit:read": {"activity", "health", "health_at"}, "compliance:read": {"health", "health_at", "scores"},
 		"keys:read": nil, "account:admin": nil, "vault:write": nil, "crypto:decrypt": nil, "audit:names": nil,
 	} {
 		key := s.Send("POST", "/api/v2/api-keys", access, fields{"name": scope, "scopes": []string{scope}}).Want(t, http.StatusCreated)["api_key"].(string)
@@ -133,7 +139,7 @@ func TestAnOverviewSaysWhatIsSo(t *testing.T) {
 func TestAnOverviewTellsNothingOfOthers(t *testing.T) {
 	const canary = "canary-host.example"
 	s := newService(t, func(c *server.Config) {
-		c.Diagnosis = func(ctx context.Context) diagnosis.Report {
+		c.Diagnosis = func(ctx context.Context, _ ...diagnosis.Part) diagnosis.Report {
 			line := diagnosis.Fail(canary, errors.New("bucket s3://"+canary+" with key local:0f1e"))
 			return diagnosis.Run(ctx, canary, time.Second,
 				diagnosis.Check{Part: diagnosis.Backups, Look: func(context.Context) []diagnosis.Line { return []diagnosis.Line{line} }},
@@ -187,7 +193,10 @@ func TestAnOverviewDoesNotWaitForTheDeployment(t *testing.T) {
 	var looks atomic.Int64
 	hangs := make(chan struct{})
 	s := newService(t, func(c *server.Config) {
-		c.Diagnosis = func(ctx context.Context) diagnosis.Report {
+		c.Diagnosis = func(ctx context.Context, parts ...diagnosis.Part) diagnosis.Report {
+			if !slices.Equal(parts, []diagnosis.Part{diagnosis.Chain, diagnosis.Rows, diagnosis.Anchors, diagnosis.KMS, diagnosis.Backups, diagnosis.Certificates}) {
+				t.Errorf("it looks at %q", parts)
+			}
 			looks.Add(1)
 			<-hangs
 			return diagnosis.Run(ctx, "v1", time.Second, diagnosis.Check{Part: diagnosis.KMS, Look: func(context.Context) []diagnosis.Line { return []diagnosis.Line{diagnosis.Well("x")} }})
@@ -195,7 +204,12 @@ func TestAnOverviewDoesNotWaitForTheDeployment(t *testing.T) {
 	})
 	key := s.GrantKey(authz.AuditRead)
 	status := func() string {
-		return s.overview("", key)["health"].([]any)[3].(fields)["status"].(string)
+		o := s.overview("", key)
+		one := o["health"].([]any)[3].(fields)["status"].(string)
+		if _, known := o["health_at"]; known != (one != "unknown") {
+			t.Errorf("%s, looked at %v", one, o["health_at"])
+		}
+		return one
 	}
 	for range 3 {
 		if got := status(); got != "unknown" {

@@ -81,8 +81,9 @@ type Operations struct {
 	OperationsApart bool
 	// Profiling adds /debug/pprof/ to [Server.ServeOperations], for everybody who reaches it.
 	Profiling bool
-	// Diagnosis says how every part of the deployment is, to callers at any rate. Nil says nothing.
-	Diagnosis func(context.Context) diagnosis.Report
+	// Diagnosis says how some parts of the deployment are. Without parts it says it of all, and callers may ask
+	// at any rate. Nil says nothing.
+	Diagnosis func(context.Context, ...diagnosis.Part) diagnosis.Report
 }
 
 // Log says where the server logs, and what.
@@ -137,7 +138,9 @@ func New(config Config) (*Server, error) {
 		config.Now = time.Now
 	}
 	if config.Diagnosis == nil {
-		config.Diagnosis = func(ctx context.Context) diagnosis.Report { return diagnosis.Run(ctx, config.Version, 0) }
+		config.Diagnosis = func(ctx context.Context, _ ...diagnosis.Part) diagnosis.Report {
+			return diagnosis.Run(ctx, config.Version, 0)
+		}
 	}
 	s := &Server{config: config, metrics: newMetrics(config.Version, config.Collectors, config.Gatherers)}
 	s.process.monitor, s.process.diagnosis, s.process.metrics = config.Health, config.Diagnosis, s.metrics

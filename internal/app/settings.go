@@ -87,8 +87,8 @@ func diagnoseStart(c config.Config) func(context.Context) diagnosis.Report {
 	return latest.Report
 }
 
-// diagnose returns a function that looks at this server.
-func (s *service) diagnose(c config.Config, certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)) func(context.Context) diagnosis.Report {
+// diagnose returns a function that looks at this server: at some parts, or without any at all of them.
+func (s *service) diagnose(c config.Config, certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)) func(context.Context, ...diagnosis.Part) diagnosis.Report {
 	p := inspection.Process{
 		Store: s.store, KMS: s.kms, Log: s.log, Verifier: s.verifier, Anchors: s.evidence.keeper, Rows: s.rows, Outbox: s.identity.Outbox(), Certificate: certificate,
 	}
@@ -100,7 +100,12 @@ func (s *service) diagnose(c config.Config, certificate func(*tls.ClientHelloInf
 	latest := &diagnosis.Latest{Run: func(ctx context.Context) diagnosis.Report {
 		return diagnosis.Run(ctx, d.Version, diagnosis.Limit, checks...)
 	}}
-	return latest.Report
+	return func(ctx context.Context, parts ...diagnosis.Part) diagnosis.Report {
+		if len(parts) == 0 {
+			return latest.Report(ctx)
+		}
+		return diagnosis.Run(ctx, d.Version, diagnosis.Limit, diagnosis.Only(checks, parts...)...)
+	}
 }
 
 // needsCluster returns which settings cannot be used without a cluster.

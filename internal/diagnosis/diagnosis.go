@@ -76,6 +76,14 @@ type Check struct {
 	Look func(context.Context) []Line // at least one line; ends with its context, if it can
 }
 
+// Only returns the checks of some parts; without any it returns all.
+func Only(checks []Check, parts ...Part) []Check {
+	if len(parts) == 0 {
+		return checks
+	}
+	return slices.DeleteFunc(slices.Clone(checks), func(c Check) bool { return !slices.Contains(parts, c.Part) })
+}
+
 // Limit is how long a check may take.
 const Limit = 5 * time.Second
 

@@ -33,6 +33,14 @@ var messages = []struct {
 	{diagnosis.Certificates, "Certificates are valid.", "A certificate expires soon, or there is none.", "A certificate is not valid."},
 }
 
+// shownParts returns the parts of which an overview says something: only those are looked at for it.
+func shownParts() (parts []diagnosis.Part) {
+	for _, m := range messages {
+		parts = append(parts, m.part)
+	}
+	return parts
+}
+
 // healthOf returns what a report says to tenants. verifiedTo is the entry up to which the log is verified, 0
 // for none.
 func healthOf(r *diagnosis.Report, verifiedTo uint64) []Health {
@@ -58,7 +66,7 @@ func healthOf(r *diagnosis.Report, verifiedTo uint64) []Health {
 }
 
 const (
-	lasts    = 15 * time.Second       // how long a report is shown
+	lasts    = time.Minute            // how long a report is shown
 	outdated = 5 * time.Minute        // after that it is not shown at all
 	patience = 400 * time.Millisecond // how long a caller waits for a newer one
 )

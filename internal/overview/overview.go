@@ -52,7 +52,7 @@ type Services struct {
 	Identity   *identity.Service
 	Reader     *reader.Reader
 	Compliance *assessor.Service
-	Diagnosis  func(context.Context) diagnosis.Report
+	Diagnosis  func(context.Context, ...diagnosis.Part) diagnosis.Report
 	Now        func() time.Time
 }
 
@@ -65,7 +65,7 @@ type Service struct {
 
 // New returns a service.
 func New(s Services) *Service {
-	return &Service{s, doctor{look: s.Diagnosis}, fair.NewSemaphore[authz.TenantID](0, 1)}
+	return &Service{s, doctor{look: func(ctx context.Context) diagnosis.Report { return s.Diagnosis(ctx, shownParts()...) }}, fair.NewSemaphore[authz.TenantID](0, 1)}
 }
 
 // Part is a part of an overview.
@@ -84,7 +84,8 @@ const (
 // Overview is what a principal is shown. Parts that it may not see are nil.
 type Overview struct {
 	Health      []Health
-	Todo        []Todo // the most urgent first
+	HealthAt    time.Time // when that was looked at; zero: not known
+	Todo        []Todo    // the most urgent first
 	Setup       Setup
 	Credentials *vault.Summary
 	Days        []Day
@@ -149,7 +150,10 @@ func (s *Service) Of(ctx context.Context, p authz.Principal) (Overview, error) {
 	v.part(ctx, Activity, authz.ReadAudit, v.activity)
 	v.evidence(ctx)
 	if p.May(authz.ReadAudit) || p.May(authz.ReadScore) {
-		v.o.Health = healthOf(s.doctor.latest(ctx), s.Compliance.VerifiedTo())
+		r := s.doctor.latest(ctx)
+		if v.o.Health = healthOf(r, s.Compliance.VerifiedTo()); r != nil {
+			v.o.HealthAt = r.Time
+		}
 		v.shown = append(v.shown, "health")
 	}
 	slices.SortStableFunc(v.o.Todo, func(a, b Todo) int { return slices.Index(urgency, a.Kind) - slices.Index(urgency, b.Kind) })

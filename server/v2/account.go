@@ -210,6 +210,7 @@ func (a *overviewAPI) GetOverview(c *gin.Context) {
 		answer.Health = listed(o.Health, func(h overview.Health) api.PartHealth {
 			return api.PartHealth{Part: api.PartHealthPart(h.Part), Status: api.PartHealthStatus(h.Status), Message: h.Message}
 		})
+		answer.HealthAt = gate.NonZero(o.HealthAt)
 		answer.Unavailable = listed(o.Unavailable, func(p overview.Part) api.OverviewPart { return api.OverviewPart(p) })
 		answer.Scores = overviewScores(o)
 		answer.Credentials = overviewCredentials(o.Credentials)

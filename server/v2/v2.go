@@ -60,8 +60,8 @@ type Config struct {
 	Program string // program version, which backups state
 	Now     func() time.Time
 
-	// Diagnosis says how every part of the deployment is.
-	Diagnosis func(context.Context) diagnosis.Report
+	// Diagnosis says how some parts of the deployment are, without any all of them.
+	Diagnosis func(context.Context, ...diagnosis.Part) diagnosis.Report
 
 	SecureCookies bool // cookies require encrypted connections
 }

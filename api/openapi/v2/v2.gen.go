@@ -3377,6 +3377,10 @@ type Overview struct {
 	// Health The parts of the deployment. What is wrong with one is for the operator of the service.
 	Health *[]PartHealth `json:"health,omitempty"`
 
+	// HealthAt When the parts were looked at, mostly within the last minute. A look that hangs leaves the previous one for five
+	// minutes. Absent when it is not known.
+	HealthAt *time.Time `json:"health_at,omitempty"`
+
 	// Scores One for each framework, as of the newest entry.
 	Scores *[]OverviewScore `json:"scores,omitempty"`
 

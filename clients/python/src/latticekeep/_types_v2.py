@@ -1309,6 +1309,10 @@ class Overview(_OverviewRequired, total=False):
     credentials: OverviewCredentials
     health: List[PartHealth]
     """The parts of the deployment. What is wrong with one is for the operator of the service."""
+    health_at: str
+    """When the parts were looked at, mostly within the last minute. A look that hangs leaves the
+    previous one for five minutes. Absent when it is not known.
+    """
     scores: List[OverviewScore]
     """One for each framework, as of the newest entry."""
     unavailable: List[OverviewPart]

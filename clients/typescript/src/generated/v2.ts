@@ -3138,6 +3138,12 @@ export interface components {
             success: components["schemas"]["Succeeded"];
             /** @description The parts of the deployment. What is wrong with one is for the operator of the service. */
             health?: components["schemas"]["PartHealth"][];
+            /**
+             * Format: date-time
+             * @description When the parts were looked at, mostly within the last minute. A look that hangs leaves the previous one for five
+             *     minutes. Absent when it is not known.
+             */
+            health_at?: string;
             /** @description What waits for the caller, the most urgent first. A kind without anything is left out. */
             todo: components["schemas"]["Todo"][];
             setup: components["schemas"]["Setup"];
@@ -8581,6 +8587,7 @@ export interface operations {
                      *           "message": "No place outside of the database keeps a checkpoint, or one lags behind."
                      *         }
                      *       ],
+                     *       "health_at": "2026-11-21T10:00:00Z",
                      *       "todo": [
                      *         {
                      *           "kind": "credentials_expired",

@@ -15,7 +15,7 @@ export function Overview() {
   return html`<${Page} title="Overview" lead=${html`<${Name}>${account.tenant.name}<//>`}>
     <${Loaded} of=${overview} lines=${8}>${o => html`<div class="overview">
       ${o.unavailable && html`<p class="notice">Not everything can be shown at the moment: ${o.unavailable.map(part => parts[part]).join(', ')}. <button type="button" class="plain" onClick=${overview.reload}>Load again</button></p>`}
-      ${o.health && html`<${Health} of=${o.health} />`}
+      ${o.health && html`<${Health} of=${o.health} at=${o.health_at} />`}
       <${Setup} of=${o} />
       <${Todo} of=${o.todo} alone=${!o.credentials} />
       ${o.credentials && html`<${Credentials} of=${o.credentials} />`}
@@ -34,12 +34,12 @@ const healthKinds = {ok: 'good', warning: 'warn', failed: 'bad', unknown: 'plain
 const healthWords = {ok: 'ok', warning: 'warning', failed: 'failed', unknown: 'not known'};
 
 // Health is a line: what is well has its name, the rest also what is wrong.
-function Health({of}) {
+function Health({of, at}) {
   const wrong = of.filter(h => h.status === 'failed' || h.status === 'warning');
   const chain = of.find(h => h.part === 'chain' && h.status === 'ok');
   return html`<${Panel} title="Health" class="panel wide line">
     <ul class="health">${of.map(h => html`<li key=${h.part}><${Tag} kind=${healthKinds[h.status]}>${healthNames[h.part]}<span class="unseen">: ${healthWords[h.status]}</span><//></li>`)}
-      ${chain && html`<li class="quiet">${chain.message}</li>`}</ul>
+      ${chain && html`<li class="quiet">${chain.message}</li>`}${at && html`<li class="quiet">looked at <${Time} at=${at} relative /></li>`}</ul>
     ${wrong.length > 0 && html`<ul class="remarks">${wrong.map(h => html`<li key=${h.part}><strong>${healthNames[h.part]}</strong> ${h.message}</li>`)}
       <li class="quiet">The operator of this service has to fix these.</li></ul>`}
   <//>`;
