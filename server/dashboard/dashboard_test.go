@@ -319,6 +319,15 @@ func TestNothingInlineAndNoMarkupOfText(t *testing.T) {
 	}
 }
 
+// Names of ids are looked up in one place.
+func TestOnePlaceLooksUpNames(t *testing.T) {
+	for name, a := range load(files).assets {
+		if text := string(served(a, "identity")); path.Ext(name) == ".js" && strings.Contains(text, "audit/names") && name != "lib/names.js" {
+			t.Errorf("%s looks up names: lib/names.js does that", name)
+		}
+	}
+}
+
 func TestImportsAreFound(t *testing.T) {
 	module := []byte("import './a.js';\nimport x, {\n  y,\n} from \"./b.js\";export {z} from '../c.js'\nexport const q = 'from';\nconst w = () => import('./d.js');\n" +
 		"// import {no} from nowhere\nimport * as e from './e.js'")

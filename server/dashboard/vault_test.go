@@ -216,7 +216,7 @@ func TestCopiedTextRunsNothing(t *testing.T) {
 	}
 	entry := `{actor: {type: 'user', id: 'u'}, resource: {type: 'credential', id: 'c'}, event_type: 'E', outcome: 'success'}`
 	for name, want := range map[string]string{"=1+1": "'=1+1", "x;=1+1;y": `"x;'=1+1;y"`, "  @SUM(A1)": "'  @SUM(A1)", "\uff1d1": "'\uff1d1", "plain": "plain"} {
-		line := value[string](b, fmt.Sprintf(`import(%s).then(r => r.asCSV([%s], new Map([['c', %s]])).split('\r\n')[1])`, quoted(script("lib/export.js")), entry, quoted(name)))
+		line := value[string](b, fmt.Sprintf(`import(%s).then(r => r.asCSV([%s], new Map([['c', {name: %s}]])).split('\r\n')[1])`, quoted(script("lib/export.js")), entry, quoted(name)))
 		if !strings.Contains(line, ","+want+",") && !strings.Contains(line, want) {
 			t.Errorf("%q becomes %s", name, line)
 		}

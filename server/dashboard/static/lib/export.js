@@ -1,6 +1,6 @@
 // Files of audit entries: all that a filter selects, as CSV for spreadsheets or as lines of JSON, which are whole
 // entries and can be verified.
-import {get, post} from './api.js';
+import {get} from './api.js';
 
 const perRequest = 100;
 
@@ -16,22 +16,10 @@ export async function selected(filter, most, progress, signal) {
   return {entries, whole: !cursor};
 }
 
-const idsPerRequest = 200;
-
-// namesOf returns what the ids of entries are called, which takes audit:names.
-export async function namesOf(entries) {
-  const ids = [...new Set(entries.flatMap(e => [e.actor.id, e.resource.id]))].filter(Boolean), names = new Map();
-  for (let i = 0; i < ids.length; i += idsPerRequest) {
-    const answer = await post('/api/v2/audit/names', {ids: ids.slice(i, i + idsPerRequest)});
-    for (const n of answer.names) names.set(n.id, n.name);
-  }
-  return names;
-}
-
 const fields = {
   sequence: e => e.sequence, time: e => e.timestamp, event: e => e.event_type, outcome: e => e.outcome,
-  actor_type: e => e.actor.type, actor_id: e => e.actor.id, actor_name: (e, names) => names.get(e.actor.id),
-  resource_type: e => e.resource.type, resource_id: e => e.resource.id, resource_name: (e, names) => names.get(e.resource.id),
+  actor_type: e => e.actor.type, actor_id: e => e.actor.id, actor_name: (e, names) => names.get(e.actor.id)?.name,
+  resource_type: e => e.resource.type, resource_id: e => e.resource.id, resource_name: (e, names) => names.get(e.resource.id)?.name,
   source_address: e => e.source_ip, request_id: e => e.request_id, hash: e => e.hash,
 };
 

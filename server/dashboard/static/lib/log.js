@@ -1,7 +1,7 @@
 // What the pages need of the audit log: its events in words, following it, and checking
 // it in the page.
-import {html, useEffect, useRef, useState} from '../vendor/preact.js';
-import {Problem, get, post, queryString} from './api.js';
+import {html, useState} from '../vendor/preact.js';
+import {Problem, get, queryString} from './api.js';
 import {count, number} from './format.js';
 import {words} from './words.js';
 import {Facts, Hash, Input, Link, Name, Tag} from './ui.js';
@@ -34,20 +34,6 @@ export function Resource({of, name}) {
   if (!of.id || !Object.hasOwn(places, of.type)) return html`<span><span class="quiet">${kind(of.type)}</span> ${called}</span>`;
   const to = places[of.type](encodeURIComponent(of.id));
   return html`<span>${name ? html`<span class="quiet">${kind(of.type)}</span> <${Link} to=${to} title=${of.id}><${Name}>${name}<//><//>` : html`<${Link} to=${to}>${kind(of.type)}<//> ${called}`}</span>`;
-}
-
-// useNames returns the names of the ids in entries, for those who may read them. An id is asked for once.
-export function useNames(account, entries) {
-  const [names, setNames] = useState(new Map()), asked = useRef(new Set());
-  useEffect(() => {
-    const ids = [...new Set(entries.flatMap(e => [e.actor.id, e.resource.id]))].filter(id => id && !asked.current.has(id)).slice(0, 200);
-    if (ids.length === 0 || !account.can('audit:names')) return;
-    ids.forEach(id => asked.current.add(id));
-    post('/api/v2/audit/names', {ids}).then(
-      answer => setNames(known => new Map([...known, ...answer.names.map(n => [n.id, n.name])])),
-      () => ids.forEach(id => asked.current.delete(id))); // the ids say enough until the next entries
-  }, [entries[0]?.sequence, entries.length]);
-  return names;
 }
 
 // Fingerprint shows one, and compares it with what somebody was given another way.

@@ -3,6 +3,7 @@ import {html, useState} from '../vendor/preact.js';
 import {useAccount} from './account.js';
 import {post} from './api.js';
 import {count, number} from './format.js';
+import {namesOf} from './names.js';
 import {Act, Hash, Link, Name, Table, Tag, Time} from './ui.js';
 import {Subject} from './subjects.js';
 
@@ -24,14 +25,6 @@ async function tryChange(change) {
   return {losses: [...losses.values()].sort((a, b) => a.last_used_at < b.last_used_at ? 1 : -1), unjudged, from: answer.from, whole: !cursor};
 }
 
-// What the members and keys do not name, such as a ServiceAccount by its UID.
-async function otherNames(account, access, losses) {
-  const ids = [...new Set(losses.map(l => l.actor.id))].filter(id => id && access.of(id).name === undefined).slice(0, 200);
-  if (ids.length === 0 || !account.can('audit:names')) return new Map();
-  const {names} = await post('/api/v2/audit/names', {ids});
-  return new Map(names.map(n => [n.id, n.name]));
-}
-
 // Losses offers the question for a change, which is null while it is not complete. The answer is shown as long as the
 // change is the one that was asked about.
 export function Losses({change, access}) {
@@ -40,10 +33,11 @@ export function Losses({change, access}) {
   const wanted = JSON.stringify(change);
   const ask = async () => {
     const result = await tryChange(change);
-    setFound({...result, names: await otherNames(account, access, result.losses), wanted});
+    const unknown = result.losses.map(l => l.actor.id).filter(id => id && access.of(id).name === undefined); // such as a ServiceAccount by its UID
+    setFound({...result, names: await namesOf(account, unknown), wanted});
   };
   const shown = found?.wanted === wanted ? found : null;
-  const actor = l => ({...access.of(l.actor.id), ...(found.names.has(l.actor.id) ? {name: found.names.get(l.actor.id)} : {}), ...(l.actor.type === 'service_account' ? {kind: 'ServiceAccount'} : {})});
+  const actor = l => ({...access.of(l.actor.id), ...(found.names.has(l.actor.id) ? {name: found.names.get(l.actor.id).name} : {}), ...(l.actor.type === 'service_account' ? {kind: 'ServiceAccount'} : {})});
   return html`<div class="stack tight losses">
     <div class="actions"><${Act} disabled=${!change} onClick=${ask}>Who would lose what<//></div>
     <div role="status">${!shown ? html`<p class="hint">Looks at what was done in the last 30 days, and changes nothing.</p>`

@@ -1,9 +1,9 @@
 // What to mend: the probes that fail, each once however many controls it fails, with whose job it is, how to do it,
 // and the things by name.
-import {html, useEffect, useRef, useState} from '../vendor/preact.js';
+import {html} from '../vendor/preact.js';
 import {useAccount} from './account.js';
-import {post} from './api.js';
 import {count} from './format.js';
+import {useNames} from './names.js';
 import {frameworks} from './words.js';
 import {Link, Name, Panel, Time} from './ui.js';
 
@@ -21,19 +21,6 @@ export function failuresOf(scores, probes) {
 
 // failsFor reports whether a control fails for a reason that is the job of who. failing has the failing probes by name.
 export const failsFor = (control, who, failing) => control.result === 'fail' && control.probes.some(name => failing.get(name)?.responsible === who);
-
-// useCalled returns what ids are called, {name, type, gone} by id, for those who may read that. An id is asked for once.
-function useCalled(ids) {
-  const account = useAccount();
-  const [known, setKnown] = useState(new Map()), asked = useRef(new Set());
-  useEffect(() => {
-    const wanted = ids.filter(id => !asked.current.has(id)).slice(0, 200);
-    if (wanted.length === 0 || !account.can('audit:names')) return;
-    wanted.forEach(id => asked.current.add(id));
-    post('/api/v2/audit/names', {ids: wanted}).then(answer => setKnown(old => new Map([...old, ...answer.names.map(n => [n.id, n])])), () => {}); // the ids say enough
-  }, [ids.join()]);
-  return known;
-}
 
 // Where things are mended, and the scope that the page needs.
 const places = {
@@ -80,7 +67,7 @@ const group = {
 
 // Mending shows failures of failuresOf in two groups: those of the viewer's own organisation, and those of the operator.
 export function Mending({failures}) {
-  const known = useCalled([...new Set(failures.flatMap(f => f.probe.objects ?? []))]);
+  const known = useNames(failures.flatMap(f => f.probe.objects ?? []));
   return Object.keys(jobs).map(who => {
     const own = failures.filter(f => f.probe.responsible === who), [title, none] = group[who];
     return html`<${Panel} key=${who} title=${own.length === 0 ? title : `${title} (${own.length})`}>

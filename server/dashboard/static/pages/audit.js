@@ -5,8 +5,9 @@ import {get, queryString} from '../lib/api.js';
 import {Days} from '../lib/days.js';
 import {count, number} from '../lib/format.js';
 import {deed, eventTypes, isOf} from '../lib/words.js';
-import {Actor, Fingerprint, Outcome, Resource, checkEntry, follow, openLog, useNames, verdict} from '../lib/log.js';
-import {Act, Choice, Dialog, Empty, Facts, Hash, Input, Link, Loaded, Page, Pages, Panel, Skeleton, Table, Tag, Time, Trouble, save, say, setQuery, useHere, useLoad} from '../lib/ui.js';
+import {Actor, Fingerprint, Outcome, Resource, checkEntry, follow, openLog, verdict} from '../lib/log.js';
+import {idsOf, namesOf, useNames} from '../lib/names.js';
+import {Act, Choice, Dialog, Empty, Facts, Hash, Input, Link, Loaded, Page, Pages, Panel, Skeleton, Table, Tag, Time, Trouble, save, say, setQuery, useAsked, useHere, useLoad} from '../lib/ui.js';
 import {Reviews} from './reviews.js';
 
 const fields = ['event_type', 'outcome', 'user_id', 'resource_id', 'from', 'to'];
@@ -30,7 +31,7 @@ export function Audit() {
   useEffect(() => { if (!present) live.pause(); }, [present]);
   const listed = log.data?.entries ?? [], newest = listed[0]?.sequence ?? 0;
   const rows = [...live.entries.filter(e => present && e.sequence > newest), ...listed].slice(0, mostRows);
-  const names = useNames(account, rows), checks = useChecks();
+  const names = useNames(idsOf(rows)), checks = useChecks();
   // Without these filters the list has every entry between its first and its last.
   const whole = preset === '' && !['event_type', 'outcome', 'user_id', 'resource_id'].some(name => filters[name]);
   const start = () => {
@@ -93,8 +94,8 @@ function Entries({rows, newest, names, verdicts}) {
     {title: 'Event', cell: ({first: e, all, sequence}) => html`<span><${Link} to=${'/audit/' + e.sequence}>${deed(e)}<//>${all.length > 1 && html` <button type="button" class="small" aria-label=${`Show all ${all.length} entries: ${deed(e)}`} onClick=${() => setOpen(new Set([...open, sequence]))}>× ${all.length}</button>`}</span>`},
     ...(verdicts ? [{title: 'Verified here', class: 'whole', cell: row => html`<${Verdict} of=${worst(row.all.map(e => verdicts.get(e.sequence)))} />`}] : []),
     {title: 'Outcome', class: 'fit', cell: of(e => html`<${Outcome} of=${e.outcome} />`)},
-    {title: 'Actor', cell: of(e => html`<${Actor} of=${e.actor} mine=${account.user?.user_id} name=${names.get(e.actor.id)} />`)},
-    {title: 'Resource', cell: of(e => html`<${Resource} of=${e.resource} name=${names.get(e.resource.id)} />`)},
+    {title: 'Actor', cell: of(e => html`<${Actor} of=${e.actor} mine=${account.user?.user_id} name=${names.get(e.actor.id)?.name} />`)},
+    {title: 'Resource', cell: of(e => html`<${Resource} of=${e.resource} name=${names.get(e.resource.id)?.name} />`)},
     {title: 'Sequence', class: 'number', cell: ({first, all}) => all.length > 1 ? `${number(all.at(-1).sequence)}–${number(first.sequence)}` : number(first.sequence)},
   ]} />`;
 }
@@ -112,9 +113,9 @@ function Download({selection}) {
   const account = useAccount();
   const [asked, setAsked] = useState(false);
   const make = as => async () => {
-    const {asCSV, asLines, namesOf, selected} = await import('../lib/export.js');
+    const {asCSV, asLines, selected} = await import('../lib/export.js');
     const {entries, whole} = await selected(selection, mostExported, n => say(`${number(n)} entries read`));
-    save(`audit-log.${as}`, as === 'csv' ? asCSV(entries, account.can('audit:names') ? await namesOf(entries) : new Map()) : asLines(entries), as === 'csv' ? 'text/csv' : 'application/x-ndjson');
+    save(`audit-log.${as}`, as === 'csv' ? asCSV(entries, await namesOf(account, idsOf(entries))) : asLines(entries), as === 'csv' ? 'text/csv' : 'application/x-ndjson');
     say(whole ? `${count(entries.length, 'entry', 'entries')} exported` : `The newest ${number(entries.length)} entries are exported. Narrow the filter for older ones, or use latticekeep audit export.`);
     setAsked(false);
   };

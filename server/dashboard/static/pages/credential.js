@@ -4,7 +4,8 @@ import {useAccount} from '../lib/account.js';
 import {del, gather, get, patch, post, put} from '../lib/api.js';
 import {Changes, changesOf, patchOf} from '../lib/changes.js';
 import {count, number, visible} from '../lib/format.js';
-import {Actor, Outcome, useNames} from '../lib/log.js';
+import {Actor, Outcome} from '../lib/log.js';
+import {idsOf, useNames} from '../lib/names.js';
 import {Rows, asEnv, fromRows, newRow} from '../lib/rows.js';
 import {Brief, Secret, useBriefly} from '../lib/secret.js';
 import {Act, Choice, Confirm, Copy, Dialog, Facts, Field, Form, Hash, Input, LastRead, Link, Loaded, Name, Page, Panel, Table, Tag, Time, Trouble, navigate, say, useHere, useLoad} from '../lib/ui.js';
@@ -337,14 +338,14 @@ function Permitted({of: c}) {
 function Readers({id}) {
   const account = useAccount();
   const [entries, setEntries] = useState(null);
-  const names = useNames(account, entries ?? []);
+  const names = useNames(idsOf(entries ?? []));
   const look = async () => setEntries((await gather('/api/v2/audit/logs', 'entries', {resource_id: id, event_type: 'CREDENTIAL_UNSEALED', outcome: 'success', limit: 100})).entries);
   const byActor = Object.values(Object.groupBy(entries ?? [], e => e.actor.type + e.actor.id)).map(list => ({id: list[0].actor.id, actor: list[0].actor, last: list[0].timestamp, reads: list.length}));
   return html`<${Panel} title="Who has read this" actions=${html`<${Act} onClick=${look}>${entries ? 'Look again' : 'Look it up'}<//>`}>
     ${entries === null ? html`<p class="quiet">The people and programs behind the newest 100 reads.</p>`
     : byActor.length === 0 ? html`<p>Nobody has read the values, as far as the log in the database goes.</p>`
     : html`<${Table} caption="Readers" rowKey="id" rows=${byActor} columns=${[
-        {title: 'Who', cell: r => html`<${Actor} of=${r.actor} mine=${account.user?.user_id} name=${names.get(r.id)} />`},
+        {title: 'Who', cell: r => html`<${Actor} of=${r.actor} mine=${account.user?.user_id} name=${names.get(r.id)?.name} />`},
         {title: 'Reads', class: 'number', cell: r => number(r.reads)},
         {title: 'Last read', cell: r => html`<${Time} at=${r.last} relative />`},
       ]} />`}
@@ -364,7 +365,7 @@ function Trail({id, turn}) {
   const trail = useLoad(signal => page(undefined, signal), [id, turn]);
   const more = older.turn === turn ? older : {entries: []};
   const found = [...trail.data?.entries ?? [], ...more.entries];
-  const names = useNames(account, found);
+  const names = useNames(idsOf(found));
   return html`<${Panel} title="Activity" actions=${html`<${Link} to=${'/audit?resource_id=' + encodeURIComponent(id)}>In the audit log<//>`}>
     <${Loaded} of=${trail}>${first => {
       const entries = all ? found : found.filter(e => e.event_type !== 'CREDENTIAL_LISTED');
@@ -379,7 +380,7 @@ function Trail({id, turn}) {
           {title: 'Time', class: 'when', cell: e => html`<${Time} at=${e.timestamp} />`},
           {title: 'Event', cell: e => html`<${Link} to=${'/audit/' + e.sequence}>${deed(e)}<//>`},
           {title: 'Outcome', class: 'fit', cell: e => html`<${Outcome} of=${e.outcome} />`},
-          {title: 'Actor', cell: e => html`<${Actor} of=${e.actor} mine=${account.user?.user_id} name=${names.get(e.actor.id)} />`},
+          {title: 'Actor', cell: e => html`<${Actor} of=${e.actor} mine=${account.user?.user_id} name=${names.get(e.actor.id)?.name} />`},
           {title: 'Sequence', class: 'number', cell: e => number(e.sequence)},
         ]} />`}
         <div class="row between"><span class="quiet">${count(entries.length, 'entry', 'entries')}${next ? ', older ones may follow' : ''}</span>

@@ -4,7 +4,8 @@ import {useAccount} from '../lib/account.js';
 import {get} from '../lib/api.js';
 import {count, number} from '../lib/format.js';
 import {deed} from '../lib/words.js';
-import {Actor, Fingerprint, Outcome, Resource, checkEntry, nextOf, openLog, previousOf, useNames, verdict} from '../lib/log.js';
+import {Actor, Fingerprint, Outcome, Resource, checkEntry, nextOf, openLog, previousOf, verdict} from '../lib/log.js';
+import {idsOf, useNames} from '../lib/names.js';
 import {Act, Copy, Empty, Facts, Hash, Link, Loaded, Name, Page, Panel, Table, Tag, Time, Trouble, navigate, say, save, useHere, useLoad} from '../lib/ui.js';
 
 export function Entry() {
@@ -44,7 +45,7 @@ function Near({entry}) {
 
 function Said({entry: e}) {
   const account = useAccount();
-  const names = useNames(account, [e]);
+  const names = useNames(idsOf([e]));
   const attributes = Object.entries(e.attributes).sort(([a], [b]) => a < b ? -1 : 1);
   return html`<div class="grid spaced">
     <${Panel} title=${deed(e)}>
@@ -52,8 +53,8 @@ function Said({entry: e}) {
         ['Time', html`<${Time} at=${e.timestamp} />, <${Time} at=${e.timestamp} relative />`],
         ['Outcome', html`<${Outcome} of=${e.outcome} />`],
         ['Event type', html`<code>${e.event_type}</code>`],
-        ['Actor', html`<${Actor} of=${e.actor} mine=${account.user?.user_id} name=${names.get(e.actor.id)} />${names.has(e.actor.id) && html` <${Hash} label="Copy the actor's id">${e.actor.id}<//>`}${e.actor.id && html` <${Link} to=${'/audit?user_id=' + encodeURIComponent(e.actor.id)}>all of this actor<//>`}`],
-        ['Resource', html`<${Resource} of=${e.resource} name=${names.get(e.resource.id)} />${names.has(e.resource.id) && html` <${Hash} label="Copy the resource's id">${e.resource.id}<//>`}${e.resource.id && html` <${Link} to=${'/audit?resource_id=' + encodeURIComponent(e.resource.id)}>all of this resource<//>`}`],
+        ['Actor', html`<${Actor} of=${e.actor} mine=${account.user?.user_id} name=${names.get(e.actor.id)?.name} />${names.has(e.actor.id) && html` <${Hash} label="Copy the actor's id">${e.actor.id}<//>`}${e.actor.id && html` <${Link} to=${'/audit?user_id=' + encodeURIComponent(e.actor.id)}>all of this actor<//>`}`],
+        ['Resource', html`<${Resource} of=${e.resource} name=${names.get(e.resource.id)?.name} />${names.has(e.resource.id) && html` <${Hash} label="Copy the resource's id">${e.resource.id}<//>`}${e.resource.id && html` <${Link} to=${'/audit?resource_id=' + encodeURIComponent(e.resource.id)}>all of this resource<//>`}`],
         ['Request id', e.request_id ? html`<${Hash} whole label="Copy the request id">${e.request_id}<//>` : html`<span class="quiet">none: the service did it by itself</span>`],
         ['Source address', e.source_ip ? html`<${Name}>${e.source_ip}<//>` : html`<span class="quiet">none: inside the service</span>`],
       ]} />
