@@ -91,7 +91,7 @@ func TestAPastedSecretBecomesWhatTheCommandMakes(t *testing.T) {
 		t.Fatal(err)
 	}
 	read := fmt.Sprintf(`async (m, {text, document}) => {
-		const {name, namespace, values, target, left} = m.readSecret(text);
+		const [{name, namespace, values, target, left}] = m.readSecrets(text);
 		const sealing = await import(%q);
 		return {left, manifest: sealing.sealManifest({key: await sealing.readSealingKey(document), name, namespace, values, target, credentialType: 'database'})};
 	}`, b.assets+"/crypto/sealing.js")
@@ -143,7 +143,7 @@ func TestAPastedSecretBecomesWhatTheCommandMakes(t *testing.T) {
 	}
 }
 
-// A text that is not one Secret is refused. The message names the line and repeats nothing of the text.
+// A text that is no Secret is refused. The message names the line, and the document where there are several, and repeats nothing of the text.
 func TestWhatIsNotASecretIsRefusedByItsLine(t *testing.T) {
 	b := newBench(t)
 	const head, plain = "apiVersion: v1\nkind: Secret\nmetadata: {name: db}\n", "tr0ub4dor"
@@ -153,9 +153,16 @@ func TestWhatIsNotASecretIsRefusedByItsLine(t *testing.T) {
 		{plain, "Line 1 is not what is expected"},
 		{"- " + plain, "Line 1 is not what is expected"},
 		{"apiVersion: v1\nkind: ConfigMap\ndata: {k: " + plain + "}\n", "Line 2 is not a v1 Secret"},
-		{"apiVersion: v1\nkind: List\nitems: []\n", "Line 3 has a field that a Secret has not"},
+		{"apiVersion: v1\nkind: List\nitems: []\n", "Line 3 has no Secrets"},
+		{"apiVersion: v1\nkind: List\nitems: {a: " + plain + "}\n", "Line 3 has no Secrets"},
+		{"apiVersion: v1\nkind: List\nitem: []\n", "Line 3 has a field"},
+		{"apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Secret, metadata: {name: a}, stringData: {k: v}}\n- {apiVersion: v1, kind: Secret, metadata: {name: b}, stringData: {k: 1}}\n", "The list, item 2: Line 5 has no text"},
 		{"kind: Secret\nstringData: {k: " + plain + "}\n", "Line 1 is not a v1 Secret"},
-		{head + "stringData: {k: " + plain + "}\n---\n" + head, "Line 6 begins another document"},
+		{head + "stringData: {k: " + plain + "}\n---\n" + head, "Document 2: The Secret has no values"},
+		{head + "stringData: {k: " + plain + "}\n---\napiVersion: v1\nkind: ConfigMap\n", "Document 2: Line 7 is not a v1 Secret"},
+		{head + "stringData: {k: " + plain + "}\n---\n# nothing\n---\nkind: [\n", "Document 2: Line 9 cannot be read as YAML"},
+		{head + "stringData: {k: v}\n---\n" + head + "stringData: {k: v}\n", "Document 2: Another Secret has this name and namespace"},
+		{head + "stringData: {k: v}\n---\napiVersion: v1\nkind: Secret\nstringData: {k: v}\n", "Document 2: The Secret has no metadata.name"},
 		{head + "stringData:\n  k: &a " + plain + "\n  l: *a\n", "Line 6 has an alias"},
 		{head + "stringData:\n  k: !!binary dHIw\n", "Line 5 has a tag"},
 		{head + "stringData:\n  k: !x " + plain + "\n", "Line 5 has a tag"},
@@ -180,7 +187,7 @@ func TestWhatIsNotASecretIsRefusedByItsLine(t *testing.T) {
 	for i, c := range cases {
 		texts[i] = c.text
 	}
-	for i, o := range b.call("../lib/kubesecret.js", `(m, text) => m.readSecret(text)`, texts...) {
+	for i, o := range b.call("../lib/kubesecret.js", `(m, text) => m.readSecrets(text)`, texts...) {
 		if !strings.Contains(o.Refused, cases[i].says) || strings.Contains(o.Refused, plain) {
 			t.Errorf("%.200q: the page says %q, not %q; and makes %.100s", cases[i].text, o.Refused, cases[i].says, o.Value)
 		}
@@ -243,7 +250,48 @@ func TestAPastedSecretDoesNotLeaveThePage(t *testing.T) {
 	b.gone("which are sealed as they are")
 }
 
-// Each object of the cluster is one line, with its status, the state of its target and what is wrong; the rest unfolds.
+// Several Secrets that are pasted at once become as many objects, each with its own values, name and namespace.
+func TestSeveralSecretsArePastedAtOnce(t *testing.T) {
+	p := start(t)
+	b := p.tab()
+	b.signIn(p.register("Pasting", "nils@example.org"), "/cluster/seal")
+	b.press("Paste a Secret")
+	b.fill("A Kubernetes Secret, as YAML or JSON", "apiVersion: v1\nkind: Secret\nmetadata: {name: db, namespace: shop}\nstringData: {password: tr0ub4dor}\n---\napiVersion: v1\nkind: List\nitems:\n"+
+		"- {apiVersion: v1, kind: Secret, type: kubernetes.io/basic-auth, metadata: {name: web}, data: {blob: AAH/gA==}}\n"+
+		"- {apiVersion: v1, kind: Secret, metadata: {name: mail, namespace: post}, stringData: {password: battery}}\n- {apiVersion: v1, kind: Secret, metadata: {name: Odd}, stringData: {k: v}}\n")
+	b.press("Use this Secret")
+	b.sees("4 Secrets")
+	b.sees("web 1 value, type kubernetes.io/basic-auth")
+	b.accessible()
+	b.fill("Credential type", "database")
+	b.press("Seal")
+	b.sees("The namespace is missing")
+	b.fill("Namespace", "front")
+	b.press("Seal")
+	b.sees("Odd: The name is not one for an object")
+	b.press("Remove the Secret Odd")
+	b.sees("3 Secrets")
+	b.press("Seal")
+	b.sees("Sealed. No plaintext left this page")
+	b.accessible()
+	downloads := b.downloads()
+	b.press("Download")
+	var got []string
+	for _, manifest := range strings.Split(string(downloads("sealed-credentials.yaml")), "---\n") {
+		var object v1beta1.SealedCredential
+		if err := yaml.UnmarshalStrict([]byte(manifest), &object); err != nil {
+			t.Fatalf("%v\n%s", err, manifest)
+		}
+		got = append(got, fmt.Sprint(object.Namespace, "/", object.Name, " ", object.Spec.Target.Type, slices.Sorted(maps.Keys(object.Spec.Sealed.Values))))
+	}
+	if want := []string{"shop/db [password]", "front/web kubernetes.io/basic-auth[blob]", "post/mail [password]"}; !slices.Equal(got, want) {
+		t.Errorf("the objects are %q, not %q", got, want)
+	}
+	b.press("Forget the values")
+	b.until(`document.querySelectorAll('.pair').length === 1`)
+}
+
+// Each object of the cluster is one line, with its status and the state of its target; what is wrong is whole, and the rest unfolds.
 func TestObjectsOfTheClusterAreOneLineEach(t *testing.T) {
 	e := &estate{program: start(t), credential: "cred_mfrggzdfmztwq2lknnwg23tpoa", sealing: strings.Repeat("5f0c", 16)}
 	b := e.tab()

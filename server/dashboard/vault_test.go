@@ -9,7 +9,11 @@ import (
 	"testing"
 
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
+	"github.com/chromedp/chromedp/kb"
+	"sigs.k8s.io/yaml"
+
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/api/v1beta1"
 	"github.com/latticekeep/latticekeep/internal/dotenv"
 )
 
@@ -106,6 +110,63 @@ func TestAnEarlierVersionIsComparedAndRestored(t *testing.T) {
 	p := start(t)
 	o := p.register("Histories", "hedda@example.org")
 	p.must(o.PutHistoryRule(t.Context(), v2.HistoryRuleRequest{Path: "**", VersionsKept: 5}))
+// Values that were read are copied as the manifest of an object, sealed in the page: it opens with the deployment's key as that object, and no
+// request has a value.
+func TestACredentialIsCopiedAsSealedCredential(t *testing.T) {
+	t.Parallel()
+	p := start(t)
+	o := p.register("Copies", "cora@example.org")
+	const plain = "only the vault reads this"
+	id := p.seal(o, "shop/Prod DB", "database", "password", plain, 30)
+	b := p.tab()
+	b.signIn(o, "/vault/"+id)
+	b.script(`window.copied = [], navigator.clipboard.writeText = async text => { window.copied.push(text) }`)
+	b.press("Read values")
+	b.sees("until the page forgets this")
+	b.settled()
+	before := len(b.requested())
+	b.press("Copy as SealedCredential")
+	b.until(`document.activeElement.labels?.[0].innerText === 'Namespace'`)
+	b.accessible()
+	if name := b.holds("Name"); name != "prod-db" {
+		t.Errorf("the name is %q", name)
+	}
+	b.press("Seal and copy")
+	b.sees("The namespace is missing")
+	b.accessible()
+	b.fill("Namespace", "shop")
+	b.keys(kb.Enter)
+	b.sees("Copied. The manifest is safe to keep in git")
+	b.until(`!document.querySelector('dialog[open]')`)
+	copied := value[[]string](b, `window.copied`)
+	if len(copied) != 1 || strings.Contains(copied[0], plain) {
+		t.Fatalf("copied: %q", copied)
+	}
+	for _, asked := range b.calls(before) {
+		if asked != "GET /api/v2/sealing-key" {
+			t.Errorf("copying asked for %s", asked)
+		}
+	}
+	var object v1beta1.SealedCredential
+	if err := yaml.UnmarshalStrict([]byte(copied[0]), &object); err != nil {
+		t.Fatal(err)
+	}
+	if object.Name != "prod-db" || object.Namespace != "shop" || object.Spec.CredentialType != "database" || object.Spec.Sealed.Scope != v1beta1.ScopeStrict || object.Spec.Target == nil {
+		t.Errorf("the manifest is %s", copied[0])
+	}
+	scope := v2.SealedValuesScope(object.Spec.Sealed.Scope)
+	sealed := v2.SealedValues{KeyId: object.Spec.Sealed.KeyID, Scope: &scope, Suite: string(object.Spec.Sealed.Suite), Version: v2.SealedValuesVersion(object.Spec.Sealed.Version), Values: map[string]v2.SealedValue{}}
+	for key, value := range object.Spec.Sealed.Values {
+		sealed.Values[key] = v2.SealedValue{Data: value.Data, SealedAt: value.SealedAt.Time}
+	}
+	for _, namespace := range []string{"shop", "other"} {
+		_, err := o.ResealManifest(t.Context(), v2.ResealRequest{CredentialType: "database", Name: "prod-db", Namespace: &namespace, Sealed: sealed})
+		if opens := err == nil; opens != (namespace == "shop") {
+			t.Errorf("in the namespace %s: %v", namespace, err)
+		}
+	}
+}
+
 	id := p.seal(o, "shop/db", "database", "password", "one", 30)
 	p.must(o.ReplaceCredential(t.Context(), id, v2.ReplaceRequest{Values: map[string]string{"password": "two"}}))
 	b := p.tab()

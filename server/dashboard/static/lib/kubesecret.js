@@ -1,4 +1,4 @@
-// Reads a Kubernetes Secret from YAML or JSON, as "latticekeep seal -f" does: what comes of it is what sealManifest
+// Reads Kubernetes Secrets from YAML or JSON, as "latticekeep seal -f" does: what comes of each is what sealManifest
 // takes. Nothing is sent, and no message has a value or anything else of the text but names of fields.
 import {LineCounter, isMap, isScalar, parseAllDocuments, visit} from '../vendor/yaml.js';
 import {fromBase64} from '../crypto/bytes.js';
@@ -26,20 +26,62 @@ const reserved = /^([^/]*[.])?(kubernetes[.]io|k8s[.]io|latticekeep[.]dev)\//;
 const dropped = /** @type {(name: string) => boolean} */ name => name.startsWith('sealedsecrets.bitnami.com/') || name === 'kubectl.kubernetes.io/last-applied-configuration';
 
 /**
- * readSecret reads one v1 Secret. values are pairs of data key and value, which is text or, where it is none, bytes;
- * target is what describes the Secret, or null if none can be made; left has a sentence for each part that a target
- * cannot have. Error: Refused.
+ * readSecrets reads v1 Secrets, which are documents of YAML or items of a List. values are pairs of data key and value,
+ * which is text or, where it is none, bytes; target is what describes the Secret, or null if none can be made; left has
+ * a sentence for each part that a target cannot have. Where there are several, each has a name, and the error says
+ * which one is refused. Error: Refused.
  * @param {string} text
- * @returns {{name: string, namespace: string, values: [string, string | Uint8Array][], target: Target | null, left: string[]}}
+ * @returns {Secret[]}
  */
-export function readSecret(text) {
-  if (text.length > maxText) throw new Refused('The text is longer than 1 MiB. One Secret is at most that.');
-  const lines = new LineCounter();
-  const {root, at} = one(text, lines);
+export function readSecrets(text) {
+  if (text.length > maxText) throw new Refused('The text is longer than 1 MiB. Paste fewer Secrets at a time.');
+  const {documents, at} = parse(text);
+  const found = documents.flatMap((d, i) => {
+    const which = documents.length > 1 ? `Document ${i + 1}` : '';
+    return inside(which, () => items(d, at)).map((node, n, list) => ({node, which: list.length > 1 ? `${which || 'The list'}, item ${n + 1}` : which}));
+  });
+  /** @type {Set<string>} */
+  const seen = new Set();
+  return found.map(({node, which}) => inside(which, () => {
+    const secret = readSecret(node, at);
+    if (found.length === 1) return secret;
+    if (secret.name === '') throw new Refused('The Secret has no metadata.name. Each of several needs one.');
+    const place = secret.namespace + '/' + secret.name;
+    if (seen.has(place)) throw new Refused('Another Secret has this name and namespace already. Remove one of the two.');
+    seen.add(place);
+    return secret;
+  }));
+}
+
+// inside says in a refusal which of several it is about.
+/** @type {<T>(which: string, read: () => T) => T} */
+function inside(which, read) {
+  try {
+    return read();
+  } catch (error) {
+    if (!(error instanceof Refused) || which === '') throw error;
+    throw new Refused(`${which}: ${error.message}`);
+  }
+}
+
+// items returns the roots of the Secrets in a document: itself, or the items of a List.
+/** @param {any} document @param {At} at @returns {any[]} */
+function items(document, at) {
+  checkNodes(document, at);
+  const root = document.contents;
+  if (!isMap(root) || root.get('kind') !== 'List' || root.get('apiVersion') !== 'v1') return [root];
+  const list = entries(root, 'The List', ['apiVersion', 'kind', 'metadata', 'items'], at).get('items')?.value;
+  if (!Array.isArray(list?.items) || isMap(list) || list.items.length === 0) throw new Refused(`${at(list ?? root)} has no Secrets: items is a list of them.`);
+  return list.items;
+}
+
+// readSecret reads the Secret at a node.
+/** @param {any} root @param {At} at @returns {Secret} */
+function readSecret(root, at) {
   const secret = entries(root, 'The Secret', fields, at);
   const word = (/** @type {string} */ name) => secret.has(name) ? string(secret.get(name), name, at) : '';
   if (word('kind') !== 'Secret' || word('apiVersion') !== 'v1') {
-    throw new Refused(`${at(secret.get('kind')?.value ?? root)} is not a v1 Secret: apiVersion must be v1 and kind must be Secret. Paste one Secret, not a list or another kind.`);
+    throw new Refused(`${at(secret.get('kind')?.value ?? root)} is not a v1 Secret: apiVersion must be v1 and kind must be Secret. Paste Secrets alone.`);
   }
   const type = word('type');
   if (Object.hasOwn(tokens, type)) throw new Refused(tokens[/** @type {keyof typeof tokens} */ (type)]);
@@ -71,34 +113,39 @@ export function readSecret(text) {
   return {name, namespace, values: [...values], target, left};
 }
 
-const mostLines = 5000; // which the page reads in a moment; a Secret has hardly more
+const mostLines = 5000; // which the page reads in a moment
 
-// one returns the root of the only document, and what says on which line something is.
-/** @param {string} text @param {LineCounter} lines */
-function one(text, lines) {
-  let documents;
+// parse returns the documents that have something in them, and what says on which line a node is.
+/** @param {string} text */
+function parse(text) {
+  const lines = new LineCounter();
+  let all;
   if (text.split('\n', mostLines + 1).length > mostLines) throw new Refused(`These are more than ${mostLines} lines. Seal the file with latticekeep seal.`);
   try {
     // YAML 1.1 is what kubectl reads: "yes" and "on" are no text there either.
-    documents = parseAllDocuments(text, {lineCounter: lines, version: '1.1', merge: false, prettyErrors: false, logLevel: 'silent'});
+    all = parseAllDocuments(text, {lineCounter: lines, version: '1.1', merge: false, prettyErrors: false, logLevel: 'silent'});
   } catch {
     throw new Refused('The text cannot be read as YAML.'); // such as one that is nested too deeply
   }
   const line = (/** @type {number} */ offset) => `Line ${lines.linePos(offset).line}`;
-  const full = [...documents].filter(d => d.errors.length > 0 || d.contents && !(isScalar(d.contents) && d.contents.value === null));
-  for (const d of full) {
+  const documents = [...all].filter(d => d.errors.length > 0 || d.contents && !(isScalar(d.contents) && d.contents.value === null));
+  documents.forEach((d, i) => inside(documents.length > 1 ? `Document ${i + 1}` : '', () => {
     const error = d.errors[0];
-    if (!error) continue;
+    if (!error) return;
     if (error.code === 'DUPLICATE_KEY') throw new Refused(`${line(error.pos[0])} has a key that is there already. Remove one of the two.`);
     throw new Refused(`${line(error.pos[0])} cannot be read as YAML${error.code === 'TAB_AS_INDENT' ? ': it is indented with a tab. Use spaces' : ''}.`);
-  }
-  if (full.length === 0) throw new Refused('There is nothing in it yet. Paste a Secret as YAML.');
-  if (full.length > 1) throw new Refused(`${line(full[1].contents.range[0])} begins another document. Paste one Secret at a time.`);
-  visit(full[0], {
-    Alias: (_, node) => { throw new Refused(`${line(node.range[0])} has an alias (*). Write the value there.`); },
-    Node: (_, node) => { if (node.tag) throw new Refused(`${line(node.range[0])} has a tag (!). Write the value without it.`); },
+  }));
+  if (documents.length === 0) throw new Refused('There is nothing in it yet. Paste a Secret as YAML.');
+  return {documents, at: (/** @type {any} */ node) => line(node?.range?.[0] ?? 0)};
+}
+
+// checkNodes refuses what stands for something else.
+/** @param {any} document @param {At} at */
+function checkNodes(document, at) {
+  visit(document, {
+    Alias: (_, node) => { throw new Refused(`${at(node)} has an alias (*). Write the value there.`); },
+    Node: (_, node) => { if (node.tag) throw new Refused(`${at(node)} has a tag (!). Write the value without it.`); },
   });
-  return {root: full[0].contents, at: (/** @type {any} */ node) => line(node?.range?.[0] ?? 0)};
 }
 
 /**
@@ -173,5 +220,6 @@ function allowed(all, kind, longest, left, at) {
 /**
  * @typedef {{key: any, value: any}} Entry
  * @typedef {(node: any) => string} At
+ * @typedef {{name: string, namespace: string, values: [string, string | Uint8Array][], target: Target | null, left: string[]}} Secret
  * @typedef {{name: string, type: string, labels: Record<string, string>, annotations: Record<string, string>, immutable: boolean}} Target
  */

@@ -248,16 +248,25 @@ export function Act({onClick, children, kind = '', done, texts, ...more}) {
 // Copy puts text on the clipboard; text may be a function that fetches it, so that a
 // value can be copied without being shown.
 export function Copy({text, label = 'Copy', small = false, done = 'Copied'}) {
+// toClipboard puts text on the clipboard, or says why it cannot.
+export async function toClipboard(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    throw new Error('The browser did not allow copying. Select the text and copy it yourself.');
+  }
+}
+
   const [copied, setCopied] = useState(false);
   const copy = async () => {
     try {
-      await navigator.clipboard.writeText(typeof text === 'function' ? await text() : text);
+      await toClipboard(typeof text === 'function' ? await text() : text);
       setCopied(true);
       say(done);
       setTimeout(() => setCopied(false), 2000);
     } catch (error) {
       if (error.status !== undefined) say('Not copied: ' + (remedies[error.status] ?? remedies[500])[1], 'bad');
-      else say(error instanceof DOMException ? 'The browser did not allow copying. Select the text and copy it yourself.' : error.message, 'bad');
+      else say(error.message, 'bad');
     }
   };
   return html`<button type="button" class=${small ? 'small' : ''} onClick=${copy} title=${small ? label : undefined} aria-label=${small ? label : undefined}>${

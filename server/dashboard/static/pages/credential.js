@@ -7,6 +7,7 @@ import {count, number, visible} from '../lib/format.js';
 import {Actor, Outcome} from '../lib/log.js';
 import {idsOf, useNames} from '../lib/names.js';
 import {Rows, asEnv, fromRows, newRow} from '../lib/rows.js';
+import {CopySealed} from '../lib/sealing.js';
 import {Brief, Secret, useBriefly} from '../lib/secret.js';
 import {Act, Choice, Confirm, Copy, Dialog, Facts, Field, Form, Hash, Input, LastRead, Link, Loaded, Name, Page, Panel, Table, Tag, Time, Trouble, navigate, say, useHere, useLoad} from '../lib/ui.js';
 import {changes, deed, words} from '../lib/words.js';
@@ -98,6 +99,7 @@ function Values({of: c, writes, done, changed}) {
   const account = useAccount();
   const held = useBriefly();
   const [editing, setEditing] = useState(null); // what the editor starts from
+  const [sealing, setSealing] = useState(false);
   const read = async () => {
     try {
       return await get(at(c.credential_id));
@@ -126,8 +128,10 @@ function Values({of: c, writes, done, changed}) {
         <p class="quiet">Revealing is recorded in the audit log. Each value stays covered until you show it, and the page forgets all of them after 30 seconds.</p>`}>${found => html`
       ${listOf(found).map(v => html`<${Secret} key=${v.name} ...${v} />`)}
       <div class="actions"><${Copy} text=${() => asEnv(found.values)} label="Copy as .env" /><${Copy} text=${JSON.stringify(found.values, null, 2)} label="Copy as JSON" />
-        ${writes && html`<${Act} onClick=${edit} disabled=${!account.writes} texts=${absent}>Edit values<//>`}</div>`}<//>`}
+        <button type="button" data-offered onClick=${() => setSealing(true)}>Copy as SealedCredential</button>
+        ${writes && html`<${Act} data-offered onClick=${edit} disabled=${!account.writes} texts=${absent}>Edit values<//>`}</div>`}<//>`}
     <${Commands} of=${c} />
+    ${sealing && html`<${CopySealed} of=${c} read=${async () => held.value ?? await read()} onClose=${() => setSealing(false)} />`}
   <//>`;
 }
 
