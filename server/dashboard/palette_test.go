@@ -70,7 +70,6 @@ func TestThePaletteGoesEverywhereByKeyboard(t *testing.T) {
 		b.until(`!document.querySelector('dialog[open]') && document.activeElement.matches('h1')`)
 	}
 	visit("audit", "Audit log")
-	visit("token", "API keys") // an API key is one
 	visit("new cred", "New credential")
 
 	// Credentials are looked for after two characters and a pause, and one look is one entry.
@@ -111,6 +110,19 @@ func TestThePaletteGoesEverywhereByKeyboard(t *testing.T) {
 	b.press("Close")
 	b.until(`!document.querySelector('dialog[open]') && document.activeElement.matches('.finder')`)
 
+	// What the page offers is there too, and the focus comes back to its button.
+	b.titled("billing/stripe")
+	b.shortcut()
+	b.until(palette + ` === document.activeElement`)
+	b.keys(strings.Split("rename", "")...)
+	if got := b.chosen(); got != "Rename, On this page" {
+		t.Errorf("to rename %q is chosen", got)
+	}
+	b.keys(kb.Enter)
+	b.until(`document.activeElement.labels?.[0].innerText === 'New name'`)
+	b.keys(kb.Escape)
+	b.until(`!document.querySelector('dialog[open]') && document.activeElement.innerText === 'Rename'`)
+
 	// In another dialog it stays shut.
 	b.press("Delete")
 	b.sees("Delete this credential?")
@@ -120,6 +132,50 @@ func TestThePaletteGoesEverywhereByKeyboard(t *testing.T) {
 		t.Errorf("%d dialogs", n)
 	}
 	b.keys(kb.Escape)
+}
+
+// Dialogs open from any page, and the address asks for them once.
+func TestThePaletteOpensDialogs(t *testing.T) {
+	p := start(t)
+	o := p.register("Dialogs", "dora@example.org")
+	p.verify(o)
+	p.must(o.CreatePolicy(t.Context(), v2.PolicyRequest{Name: "all", Rules: []v2.PolicyRuleRequest{{Path: "**", Verbs: []v2.PathVerb{v2.PathVerbRead}}}}))
+	b := p.tab()
+	b.signIn(o, "/")
+	do := func(action string) {
+		t.Helper()
+		b.shortcut()
+		b.until(palette + ` === document.activeElement`)
+		b.fill("Page, action or credential", action)
+		if got := b.chosen(); got != action+", Action" {
+			t.Fatalf("for %q %q is chosen", action, got)
+		}
+		b.keys(kb.Enter)
+	}
+	for _, d := range []struct{ action, title, page string }{
+		{"Create an API key", "Create an API key", "/settings/api-keys"}, {"Invite member", "Invite member", "/settings/members"},
+		{"Create a policy", "Create a policy", "/settings/policies"}, {"Bind policies", "Bind policies", "/settings/policies"},
+		{"Create a group", "Create a group", "/settings/groups"}, {"Create a webhook", "Create a webhook", "/settings/webhooks"},
+		{"Create a rule of the history", "Create a rule", "/settings/rules"}, {"Create a named key", "Create a key", "/keys"},
+		{"Export entries", "Export entries", "/audit"}, {"Record a review", "Review: Audit log", "/audit"},
+	} {
+		do(d.action)
+		b.until(fmt.Sprintf(`document.querySelector('dialog[open] h2')?.innerText === %s && document.querySelector('dialog[open]').contains(document.activeElement)`, quoted(d.title)))
+		b.until(fmt.Sprintf(`location.pathname + location.search === %s`, quoted(d.page)))
+		b.settled()
+		b.keys(kb.Escape)
+		b.until(`!document.querySelector('dialog[open]')`)
+	}
+	b.open("/settings/api-keys?do=create")
+	b.sees("Which program it is for")
+	b.open(b.path())
+	b.settled()
+	b.gone("Which program it is for")
+
+	do("Dark colours")
+	b.until(`document.documentElement.dataset.theme === 'dark' && document.querySelector('.themes [aria-label="Dark colours"]').ariaPressed === 'true'`)
+	do("Sign out")
+	b.titled("Sign in")
 }
 
 // Somebody with less is offered less, and the vault is not asked for who may not read it.
@@ -142,14 +198,21 @@ func TestThePaletteOffersWhatOneMayDo(t *testing.T) {
 	b.narrow()
 	b.accessible()
 	all := value[string](b, `[...document.querySelectorAll('[role=option]')].map(o => o.textContent.trim().replace(/\s+/g, ' ')).join('\n')`)
-	for _, not := range []string{"New credential", "Create an API key", "Invite member", "Vault", "Members"} {
+	for _, not := range []string{"New credential", "Create an API key", "Invite member", "Create a named key", "Create a policy", "Seal in the browser", "Vault", "Members"} {
 		if strings.Contains(all, not) {
 			t.Errorf("an auditor is offered %s", not)
 		}
 	}
-	if !strings.Contains(all, "Audit log, Page") || !strings.Contains(all, "Denied attempts, Action") {
+	if !strings.Contains(all, "Audit log, Page") || !strings.Contains(all, "Denied attempts, Action") || !strings.Contains(all, "Sign out, Action") {
 		t.Errorf("an auditor is offered %q", all)
 	}
+	b.open("/settings/members?do=invite") // the address opens no dialog either
+	b.settled()
+	b.gone("E-mail address")
+	b.open("/audit")
+	b.settled()
+	b.press("Search")
+	from = len(b.requested())
 	b.fill("Page, action or credential", "audit")
 	value[bool](b, `new Promise(done => setTimeout(() => done(true), 600))`)
 	if asked := b.calls(from); len(asked) != 0 {

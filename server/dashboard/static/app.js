@@ -6,7 +6,7 @@ import {visible} from './lib/format.js';
 import {Icon} from './lib/icons.js';
 import {Link, Router, navigate} from './lib/router.js';
 import {Themes, applyKept} from './lib/theme.js';
-import {Act, Dialog, Loaded, Messages, Name, Page, Skeleton, Time, Trouble, say, useHere, useLoad} from './lib/ui.js';
+import {Act, Address, Dialog, Loaded, Messages, Name, Page, Skeleton, Time, Trouble, say, useHere, useLoad} from './lib/ui.js';
 import {SignInForm} from './pages/entry.js';
 
 const icon = new URL('./icon.svg', import.meta.url).href;
@@ -72,7 +72,7 @@ const mac = /Mac|iPhone|iPad/.test(navigator.platform);
 
 // useFinder returns a function that opens the command palette, as Ctrl-K does, and the palette while it is open. It
 // is fetched when it is first asked for.
-function useFinder() {
+function useFinder(signOut) {
   const [open, setOpen] = useState(false);
   const [Palette, setPalette] = useState(null);
   const find = useCallback(() => {
@@ -91,7 +91,7 @@ function useFinder() {
     addEventListener('keydown', press);
     return () => removeEventListener('keydown', press);
   }, []);
-  return [find, open && Palette && html`<${Palette} key="find" onClose=${() => setOpen(false)} />`];
+  return [find, open && Palette && html`<${Palette} key="find" signOut=${signOut} onClose=${() => setOpen(false)} />`];
 }
 
 function Side({account, section, signOut, find}) {
@@ -107,7 +107,7 @@ function Side({account, section, signOut, find}) {
       <li key=${to}><${Link} to=${to.startsWith('/settings/') ? settings : to} aria-current=${section === to ? 'page' : undefined}><${Icon} name=${icon} />${text}<//></li>`)}</ul></nav>
     <div class="who">
       <span><${Name}>${account.tenant.name}<//></span>
-      <span class="quiet">${account.user ? html`<${Name}>${account.user.email}<//>, ${account.user.role}` : ''}</span>
+      <span class="quiet">${account.user ? html`<${Address}>${account.user.email}<//>, ${account.user.role}` : ''}</span>
       <${Act} onClick=${signOut}>Sign out<//>
       <div class="row"><a href="/docs" target="_blank" rel="noopener"><${Icon} name="BookOpen" />API</a>
         ${account.server && html`<a href=${account.server.documentation} target="_blank" rel="noopener noreferrer"><${Icon} name="CircleHelp" />Help</a>`}</div>
@@ -134,12 +134,12 @@ function Inside({found, question, answer}) {
     const me = await get('/api/v2/auth/me', undefined, signal);
     return belongsTo(me.user?.user_id) ? me : new Promise(() => {});
   }, []);
-  const [find, palette] = useFinder();
   const signOut = useCallback(async () => {
     await post('/api/v2/auth/logout', undefined, {anonymous: true}).catch(error => { if (error.status !== 401) throw error; });
     signedOut();
     location.assign('/sign-in'); // a page load, so that nothing of this session stays in memory
   }, []);
+  const [find, palette] = useFinder(signOut);
   const again = question && html`<${SignInAgain} key="again" email=${account.data?.user?.email} done=${async () => {
     const now = await get('/api/v2/auth/me');
     answer(belongsTo(now.user?.user_id)); // to somebody else nothing of before is shown, and nothing is sent in their name

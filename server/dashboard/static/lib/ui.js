@@ -51,6 +51,9 @@ export const Facts = ({of}) => html`<dl class="facts">${of.filter(([, v]) => v !
 // nothing around it, and with what is invisible made visible.
 export const Name = ({children}) => html`<bdi>${visible(children ?? '')}</bdi>`;
 
+// Address is a Name that breaks behind its @ first. It is not for links: a screen reader has the break in what they are called.
+export const Address = ({children}) => html`<bdi>${visible(children ?? '').split(/(?<=@)/).map((part, i) => html`${i > 0 && html`<wbr />`}${part}`)}</bdi>`;
+
 // Time is a moment in the viewer's zone, or how long it is away, with UTC on hover. A short one has no year.
 export const Time = ({at, relative = false, short = false}) => at
   ? html`<time datetime=${at} title=${relative || short ? `${localTime(at)}, ${utc(at)}` : utc(at)}>${relative ? ago(at) : short ? briefTime(at) : localTime(at)}</time>`
@@ -302,6 +305,21 @@ export function Dialog({title, onClose, fixed = false, children}) {
     <header><h2 id=${id}>${title}</h2>${!fixed && html`<button type="button" class="small" aria-label="Close" onClick=${onClose}><span aria-hidden="true">✕</span></button>`}</header>
     ${children}
   </dialog>`;
+}
+
+// useAsked is the state of dialogs which the address may ask for, by ?do=NAME, as the command palette does. dialogs has
+// the state for each name, or nothing for one that is not allowed. The address is rid of it, so that the way back does
+// not ask again.
+export function useAsked(dialogs) {
+  const {query} = useHere();
+  const [state, setState] = useState(null);
+  const name = query.get('do') ?? '';
+  useEffect(() => {
+    if (!Object.hasOwn(dialogs, name)) return;
+    setState(dialogs[name] || null);
+    setQuery({do: ''}, {replace: true});
+  }, [name]);
+  return [state, setState];
 }
 
 // What a name looks like: how it is spelled inside does not show, and spaces run together.

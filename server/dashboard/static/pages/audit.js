@@ -111,7 +111,7 @@ const mostExported = 5000;
 // Download makes a file of all entries that the filters select. Each request is recorded, as any look at the log.
 function Download({selection}) {
   const account = useAccount();
-  const [asked, setAsked] = useState(false);
+  const [asked, setAsked] = useAsked({export: true});
   const make = as => async () => {
     const {asCSV, asLines, selected} = await import('../lib/export.js');
     const {entries, whole} = await selected(selection, mostExported, n => say(`${number(n)} entries read`));

@@ -55,7 +55,7 @@ export function Credential() {
 function Details({of: c, writes, changed}) {
   const account = useAccount();
   const [editing, setEditing] = useState(false);
-  return html`<${Panel} title="Details" actions=${writes && account.writes && html`<button type="button" onClick=${() => setEditing(true)}>Edit details</button>`}>
+  return html`<${Panel} title="Details" actions=${writes && account.writes && html`<button type="button" data-offered onClick=${() => setEditing(true)}>Edit details</button>`}>
     <${Facts} of=${[
       ['Description', c.description && html`<span class="lines"><${Name}>${c.description}<//></span>`],
       ['Contact', c.contact && html`<${Name}>${c.contact}<//>`],
@@ -123,9 +123,9 @@ function Values({of: c, writes, done, changed}) {
   }
   return html`<${Panel} title="Values">
     ${editing ? html`<${Editor} of=${c} from=${editing} read=${read} close=${() => setEditing(null)} changed=${changed} />` : html`
-    <${Brief} of=${held} fetch=${html`<div class="actions"><${Act} kind="primary" onClick=${reveal} texts=${absent}>Reveal<//>
-        ${writes && html`<${Act} onClick=${edit} disabled=${!account.writes} texts=${absent}>Edit values<//>`}</div>
-        <p class="quiet">Revealing is recorded in the audit log. Each value stays covered until you show it, and the page forgets all of them after 30 seconds.</p>`}>${found => html`
+    <${Brief} of=${held} fetch=${html`<div class="actions"><${Act} kind="primary" data-offered onClick=${show} texts=${absent}>Read values<//>
+        ${writes && html`<${Act} data-offered onClick=${edit} disabled=${!account.writes} texts=${absent}>Edit values<//>`}</div>
+        <p class="quiet">Reading is recorded in the audit log. Each value stays covered until you show it, and the page forgets all of them after 30 seconds.</p>`}>${found => html`
       ${listOf(found).map(v => html`<${Secret} key=${v.name} ...${v} />`)}
       <div class="actions"><${Copy} text=${() => asEnv(found.values)} label="Copy as .env" /><${Copy} text=${JSON.stringify(found.values, null, 2)} label="Copy as JSON" />
         <button type="button" data-offered onClick=${() => setSealing(true)}>Copy as SealedCredential</button>
@@ -239,11 +239,11 @@ function Manage({of: c, changed}) {
   };
   return html`<${Panel} title="Manage">
     <div class="actions">
-      <button type="button" disabled=${!!stopped} onClick=${() => setAsking('reencrypt')}>Re-encrypt</button>
-      <button type="button" disabled=${!!stopped} onClick=${() => setAsking('rename')}>Rename</button>
-      <${Act} onClick=${renew} disabled=${!account.writes} texts=${absentToWrite}>Renew<//>
-      ${!expired && html`<button type="button" onClick=${() => setAsking('trash')}>Move to trash</button>`}
-      <button type="button" class="danger" onClick=${() => setAsking('delete')}>Delete</button>
+      <button type="button" data-offered disabled=${!!stopped} onClick=${() => setAsking('reencrypt')}>Re-encrypt</button>
+      <button type="button" data-offered disabled=${!!stopped} onClick=${() => setAsking('rename')}>Rename</button>
+      <${Act} data-offered onClick=${renew} disabled=${!account.writes} texts=${absentToWrite}>Renew<//>
+      ${!expired && html`<button type="button" data-offered onClick=${() => setAsking('trash')}>Move to trash</button>`}
+      <button type="button" class="danger" data-offered onClick=${() => setAsking('delete')}>Delete</button>
     </div>
     ${stopped && html`<p class="hint">${stopped}</p>`}
     ${asking === 'reencrypt' && html`<${Confirm} title="Re-encrypt this credential?" action="Re-encrypt" onClose=${close} onConfirm=${reencrypt} texts=${absentToWrite}>

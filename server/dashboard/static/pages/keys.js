@@ -4,7 +4,7 @@ import {html, useState} from '../vendor/preact.js';
 import {useAccount} from '../lib/account.js';
 import {api, get, post} from '../lib/api.js';
 import {count, number, visible} from '../lib/format.js';
-import {Confirm, Copy, Dialog, Empty, Facts, Form, Hash, Input, Link, Loaded, Name, Page, Pages, Panel, Table, Tag, Time, save, say, useHere, useLoad} from '../lib/ui.js';
+import {Confirm, Copy, Dialog, Empty, Facts, Form, Hash, Input, Link, Loaded, Name, Page, Pages, Panel, Table, Tag, Time, save, say, useAsked, useHere, useLoad} from '../lib/ui.js';
 import {nameError} from './vault.js';
 
 const soon = 7 * 86400e3;
@@ -27,7 +27,7 @@ function RotateButton({of: key, done}) {
     say(`Rotated: version ${number(answer.key.version)}` + (all ? `, ${count(answer.re_encrypted_versions, 'earlier version')} encrypted anew` : ''));
     done();
   };
-  return html`<button type="button" disabled=${!account.writes} title=${account.writes ? undefined : 'Not possible since the trial has ended'} aria-label=${'Rotate ' + visible(key.name)} onClick=${() => { setAll(false); setAsking(true); }}>Rotate</button>
+  return html`<button type="button" data-offered disabled=${!account.writes} title=${account.writes ? undefined : 'Not possible since the trial has ended'} aria-label=${'Rotate ' + visible(key.name)} onClick=${() => { setAll(false); setAsking(true); }}>Rotate</button>
     ${asking && html`<${Confirm} title="Rotate this key?" action="Rotate" onClose=${() => setAsking(false)} onConfirm=${rotate}>
       <p><strong><${Name}>${key.name}<//></strong> gets version ${number(key.version + 1)}, which encrypts from now on. What earlier versions encrypted still decrypts. The time until it rotates by itself starts again.</p>
       <div class="check"><input type="checkbox" id="re-encrypt" aria-describedby="re-encrypt-hint" checked=${all} onChange=${e => setAll(e.target.checked)} /><label for="re-encrypt">Encrypt the key material of all versions anew</label></div>
@@ -51,8 +51,8 @@ function Named() {
   const {query} = useHere();
   const cursor = query.get('cursor') ?? '';
   const keys = useLoad(signal => get('/api/v2/keys', {limit: 20, cursor}, signal), [cursor]);
-  const [making, setMaking] = useState(false);
   const write = account.can('keys:write');
+  const [making, setMaking] = useAsked({create: write && account.writes});
   const create = write && html`<button type="button" class="primary" disabled=${!account.writes} onClick=${() => setMaking(true)}>Create a key</button>`;
   return html`<${Panel} title="Named keys" actions=${create}>
     <p class="quiet">They encrypt data, each application's apart from the others'. A key has versions: the newest encrypts, all of them decrypt. It rotates by itself.</p>

@@ -3,7 +3,7 @@ import {html, useEffect, useRef, useState} from '../vendor/preact.js';
 import {useAccount} from '../lib/account.js';
 import {get, post} from '../lib/api.js';
 import {count, number} from '../lib/format.js';
-import {Dialog, Form, Input, Link, Loaded, Time, say, useLoad} from '../lib/ui.js';
+import {Dialog, Form, Input, Link, Loaded, Time, say, useAsked, useLoad} from '../lib/ui.js';
 
 const attempts = (denials, failures) => [denials && count(denials, 'denial'), failures && count(failures, 'failure')].filter(Boolean).join(' and ');
 
@@ -30,7 +30,7 @@ export function Reviews({onDone}) {
     const timer = setTimeout(waiting.reload, askedAgain);
     return () => clearTimeout(timer);
   }, [waiting.error]);
-  const [subject, setSubject] = useState(null);
+  const [subject, setSubject] = useAsked({review: 'denials'});
   const done = () => {
     setSubject(null);
     say('The review is in the log');
@@ -48,8 +48,8 @@ export function Reviews({onDone}) {
       <ul class="list">${Object.entries(subjects).filter(([, s]) => !s.scope || account.can(s.scope)).map(([id, s]) => html`
         <li key=${id}><span>${s.title} <span class="quiet">${s.due}; last ${w[s.last] ? html`<${Time} at=${w[s.last]} relative />` : 'never'}</span></span>
           <button type="button" aria-label=${`Record a review: ${s.title}`} onClick=${() => setSubject(id)}>${id === 'denials' && open ? 'Acknowledge' : 'Record a review'}</button></li>`)}</ul></div>
-      ${subject && html`<${Review} subject=${subject} waiting=${w} onClose=${() => setSubject(null)} onDone=${done} />`}
-    </details>`;
+    </details>
+    ${subject && html`<${Review} subject=${subject} waiting=${w} onClose=${() => setSubject(null)} onDone=${done} />`}`;
   }}<//>`;
 }
 

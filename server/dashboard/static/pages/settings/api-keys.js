@@ -6,12 +6,12 @@ import {visible} from '../../lib/format.js';
 import {Narrowed} from '../../lib/list.js';
 import {loadAccess, said} from '../../lib/subjects.js';
 import {scopes} from '../../lib/words.js';
-import {Choice, Confirm, Copy, Dialog, Empty, Form, Hash, Input, Loaded, Name, Panel, Table, Tag, Time, say, useLoad} from '../../lib/ui.js';
+import {Address, Choice, Confirm, Copy, Dialog, Empty, Form, Hash, Input, Loaded, Name, Panel, Table, Tag, Time, say, useAsked, useLoad} from '../../lib/ui.js';
 
 export function APIKeys() {
   const account = useAccount();
   const keys = useLoad(loadAccess, []);
-  const [making, setMaking] = useState(false);
+  const [making, setMaking] = useAsked({create: account.writes});
   const [made, setMade] = useState(null);
   const [revoking, setRevoking] = useState(null);
   const [approving, setApproving] = useState(null);

@@ -6,7 +6,7 @@ import {count, visible} from '../../lib/format.js';
 import {Narrowed} from '../../lib/list.js';
 import {Losses} from '../../lib/losses.js';
 import {ChooseSubject, Subject, idOf, loadAccess, nobody, said} from '../../lib/subjects.js';
-import {Act, Confirm, Dialog, Empty, Form, Input, Link, Loaded, Name, Panel, Table, Time, say, useLoad} from '../../lib/ui.js';
+import {Act, Confirm, Dialog, Empty, Form, Input, Link, Loaded, Name, Panel, Table, Time, say, useAsked, useLoad} from '../../lib/ui.js';
 
 const at = (id, more = '') => '/api/v2/groups/' + encodeURIComponent(id) + more;
 const memberOf = (group, subject) => at(group.group_id, '/members/' + encodeURIComponent(subject));
@@ -14,7 +14,7 @@ const memberOf = (group, subject) => at(group.group_id, '/members/' + encodeURIC
 export function Groups() {
   const account = useAccount();
   const access = useLoad(loadAccess, []);
-  const [open, setOpen] = useState(null); // {name, members or remove}
+  const [open, setOpen] = useAsked({create: account.writes && {name: {name: ''}}}); // {name, members or remove}
   const close = () => setOpen(null);
   const done = message => {
     close();

@@ -4,12 +4,12 @@ import {unverified, useAccount} from '../../lib/account.js';
 import {del, get, post, put} from '../../lib/api.js';
 import {count, visible} from '../../lib/format.js';
 import {roles} from '../../lib/words.js';
-import {Act, Choice, Confirm, Dialog, Form, Input, Loaded, Name, Panel, Table, Tag, Time, say, useLoad} from '../../lib/ui.js';
+import {Act, Address, Choice, Confirm, Dialog, Form, Input, Loaded, Name, Panel, Table, Tag, Time, say, useAsked, useLoad} from '../../lib/ui.js';
 
 export function Members() {
   const account = useAccount();
   const members = useLoad(signal => get('/api/v2/members', undefined, signal), []);
-  const [inviting, setInviting] = useState(false);
+  const [inviting, setInviting] = useAsked({invite: account.writes});
   const [changing, setChanging] = useState(null);
   const [removing, setRemoving] = useState(null);
   const me = account.user?.user_id;

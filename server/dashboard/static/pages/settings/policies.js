@@ -6,7 +6,7 @@ import {visible} from '../../lib/format.js';
 import {Narrowed} from '../../lib/list.js';
 import {Losses} from '../../lib/losses.js';
 import {ChooseSubject, Subject, idOf, loadAccess, nobody, said} from '../../lib/subjects.js';
-import {Choice, Confirm, Dialog, Empty, Facts, Form, Input, Loaded, Name, Panel, Table, Tag, Time, say, useLoad} from '../../lib/ui.js';
+import {Address, Choice, Confirm, Dialog, Empty, Facts, Form, Input, Loaded, Name, Panel, Table, Tag, Time, say, useAsked, useLoad} from '../../lib/ui.js';
 
 const verbs = ['list', 'read', 'write', 'delete'];
 const at = id => '/api/v2/access/policies/' + encodeURIComponent(id);
@@ -18,7 +18,7 @@ const Rules = ({of}) => of.length === 0 ? html`<span class="quiet">allows nothin
 export function Policies() {
   const account = useAccount();
   const access = useLoad(loadAccess, []);
-  const [open, setOpen] = useState(null); // {make, change, remove, bind or unbind}
+  const [open, setOpen] = useAsked({create: account.writes && {change: {name: '', rules: []}}, bind: account.writes && {bind: null}}); // {change, remove, bind or unbind}
   const close = () => setOpen(null);
   const done = message => {
     close();
@@ -62,7 +62,7 @@ export function Policies() {
           await del(at(open.remove.policy_id));
           done('The policy is deleted');
         }}><p>Nobody has <${Name}>${open.remove.name}<//>. This cannot be undone.</p><//>`)}
-    ${open?.bind !== undefined && html`<${Bind} of=${open.bind} access=${a} onClose=${close} onDone=${done} />`}
+    ${open?.bind !== undefined && a.policies.length > 0 && html`<${Bind} of=${open.bind} access=${a} onClose=${close} onDone=${done} />`}
     ${open?.unbind && html`<${Unbind} of=${open.unbind} access=${a} onClose=${close} onDone=${done} />`}`;
   }}<//>`;
 }

@@ -4,7 +4,7 @@ import {useAccount} from '../../lib/account.js';
 import {api, get, patch, put} from '../../lib/api.js';
 import {count, number, visible} from '../../lib/format.js';
 import {Narrowed} from '../../lib/list.js';
-import {Act, Confirm, Dialog, Empty, Form, Input, Loaded, Name, Panel, Table, say, useLoad} from '../../lib/ui.js';
+import {Act, Confirm, Dialog, Empty, Form, Input, Loaded, Name, Panel, Table, say, useAsked, useLoad} from '../../lib/ui.js';
 
 const rulesAt = '/api/v2/vault/history-rules', settingsAt = '/api/v2/settings';
 const limited = {403: ['Your policies do not allow this', 'These rules are about all paths of the organisation. Only somebody whom no policy limits sees and changes them.']};
@@ -19,7 +19,7 @@ export function Rules() {
 function History() {
   const account = useAccount();
   const rules = useLoad(signal => get(rulesAt, undefined, signal), []);
-  const [editing, setEditing] = useState(null);
+  const [editing, setEditing] = useAsked({create: account.writes && {path: '', versions_kept: 5}});
   const [removing, setRemoving] = useState(null);
   const done = message => {
     setEditing(null);

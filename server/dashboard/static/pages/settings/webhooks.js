@@ -3,7 +3,7 @@ import {html, useState} from '../../vendor/preact.js';
 import {unverified, useAccount} from '../../lib/account.js';
 import {del, get, post} from '../../lib/api.js';
 import {number, visible} from '../../lib/format.js';
-import {Act, Confirm, Copy, Dialog, Empty, Form, Hash, Input, Link, Loaded, Name, Panel, Table, Tag, Time, say, useHere, useLoad} from '../../lib/ui.js';
+import {Act, Confirm, Copy, Dialog, Empty, Form, Hash, Input, Link, Loaded, Name, Panel, Table, Tag, Time, say, useAsked, useHere, useLoad} from '../../lib/ui.js';
 
 const at = (id, more = '') => '/api/v2/webhooks/' + encodeURIComponent(id) + more;
 const called = hook => hook.host === '' ? hook.webhook_id : visible(hook.host);
@@ -13,7 +13,7 @@ export function Webhooks() {
   const account = useAccount();
   const {query} = useHere();
   const hooks = useLoad(signal => get('/api/v2/webhooks', undefined, signal), []);
-  const [making, setMaking] = useState(false);
+  const [making, setMaking] = useAsked({create: account.writes});
   const [made, setMade] = useState(null);
   const [deleting, setDeleting] = useState(null);
   const [turn, setTurn] = useState(0); // counts the events that were sent from here
