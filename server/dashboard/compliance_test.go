@@ -151,6 +151,39 @@ func TestWhatFailsIsSaidOnceWithHowToMendIt(t *testing.T) {
 	}
 }
 
+// The trend is a chart whose axes say days and scores. A table says the same, and leads to the score of a day.
+func TestTheTrendHasAxes(t *testing.T) {
+	p := startAt(t, -8*day)
+	o := p.register("Trends", "tilda@example.org")
+	p.must(p.operator().ActivateTenant(t.Context(), p.tenant(o)))
+	for range 3 {
+		p.must(o.GetComplianceScore(t.Context(), &v2.GetComplianceScoreParams{Framework: v2.FrameworkSoc2}))
+		p.advance(4 * day)
+		p.must(o.Login(t.Context(), v2.LoginRequest{Email: o.email, Password: o.password}))
+	}
+	b := p.tab()
+	b.signIn(o, "/compliance/soc2") // one more day with a score
+	b.until(`document.querySelector('.chart svg')`)
+	history, err := o.GetComplianceHistory(t.Context(), &v2.GetComplianceHistoryParams{Framework: v2.FrameworkSoc2})
+	p.must(history, err)
+	days := history.Scores
+	words := func(at time.Time) string { return at.Format("Jan 2, 2006") }
+	want := fmt.Sprintf("100 50 0 %s %s %s, UTC", words(days[0].Date.Time), days[0].Date.AddDate(0, 0, 6).Format("Jan 2"), words(days[len(days)-1].Date.Time))
+	if got := value[string](b, `document.querySelector('.chart').innerText.trim().replace(/\s+/g, ' ')`); got != want {
+		t.Errorf("the axes say %q, not %q", got, want)
+	}
+	if got := value[string](b, `document.querySelector('.chart svg').ariaLabel`); !strings.HasPrefix(got, "SOC 2, of 100: from ") || !strings.Contains(got, words(days[0].Date.Time)) {
+		t.Errorf("the picture is called %q", got)
+	}
+	if dots := value[int](b, `document.querySelectorAll('.chart .dot').length`); dots != len(days) {
+		t.Errorf("%d dots for %d days", dots, len(days))
+	}
+	b.activate("DisclosureTriangle", "As a table")
+	b.accessible()
+	b.script(`[...document.querySelectorAll('.tall tbody tr')].at(-1).querySelector('a').click()`)
+	b.until(fmt.Sprintf(`location.search === '?head=%d'`, days[0].Sequence))
+}
+
 // A report is made of what its preview says: framework, period, organisation and head.
 func TestAReportIsPreviewedAndMade(t *testing.T) {
 	p, o, _ := neglected(t)

@@ -95,7 +95,7 @@ func TestTheOverviewSaysWhatWaits(t *testing.T) {
 	}
 	p.must(o.UnsealCredential(t.Context(), id))
 	b.open("/")
-	if got := value[string](b, `new Promise(done => { const look = () => { const svg = document.querySelector('.days svg'); svg ? done(svg.getAttribute('aria-label')) : setTimeout(look, 20); }; look(); })`); !strings.HasPrefix(got, "The last 30 days: Secrets read 1, ") {
+	if got := value[string](b, `new Promise(done => { const look = () => { const svg = document.querySelector('.chart svg'); svg ? done(svg.getAttribute('aria-label')) : setTimeout(look, 20); }; look(); })`); !strings.HasPrefix(got, "The last 30 days: Secrets read 1, ") {
 		t.Errorf("the picture says %q", got)
 	}
 	b.activate("DisclosureTriangle", "As a table")

@@ -221,7 +221,7 @@ func TestTheLogHasPresetsAndFoldsWhatRepeats(t *testing.T) {
 	b.open("/audit")
 	b.settled()
 	b.activate("DisclosureTriangle", "Timeline")
-	b.until(`document.querySelector('.days svg')`)
+	b.until(`document.querySelector('.chart svg')`)
 	b.activate("DisclosureTriangle", "As a table")
 	b.script(`document.querySelector('.tall tbody a').click()`) // today
 	b.until(`location.search.startsWith('?from=') && ` + still)

@@ -419,13 +419,4 @@ export function Gauge({value, label, unit = 'of 100', neutral = false}) {
   </svg></figure>`;
 }
 
-// Trend is a line through points {x: text, y: number of 100}.
-export function Trend({points, label}) {
-  if (points.length < 2) return html`<p class="quiet">A trend is shown once there are scores of two days.</p>`;
-  const at = (p, i) => `${(i * 100 / (points.length - 1)).toFixed(2)},${(30 - p.y * 0.28 - 1).toFixed(2)}`;
-  return html`<figure class="trend"><svg viewBox="0 0 100 30" preserveAspectRatio="none" role="img" aria-label=${`${label}: from ${points[0].y} on ${points[0].x} to ${points.at(-1).y} on ${points.at(-1).x}, of 100`}>
-    <polyline points=${points.map(at).join(' ')} />
-  </svg><figcaption><span>${points[0].x}: ${points[0].y} of 100</span><span>${points.at(-1).x}: ${points.at(-1).y} of 100</span></figcaption></figure>`;
-}
-
 export {Link, navigate, useHere, setQuery};

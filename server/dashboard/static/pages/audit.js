@@ -2,7 +2,7 @@
 import {html, useEffect, useRef, useState} from '../vendor/preact.js';
 import {useAccount} from '../lib/account.js';
 import {get, queryString} from '../lib/api.js';
-import {Days} from '../lib/days.js';
+import {Days} from '../lib/charts.js';
 import {count, number} from '../lib/format.js';
 import {deed, eventTypes, isOf} from '../lib/words.js';
 import {Actor, Fingerprint, Outcome, Resource, checkEntry, follow, openLog, verdict} from '../lib/log.js';

@@ -1,11 +1,12 @@
 // Compliance: what the log is evidence for, by framework.
 import {html, useState} from '../vendor/preact.js';
 import {get} from '../lib/api.js';
+import {Trend} from '../lib/charts.js';
 import {count, number} from '../lib/format.js';
 import {frameworks} from '../lib/words.js';
 import {Proof} from '../lib/log.js';
-import {failsFor, failuresOf, jobs, Mending} from '../lib/mending.js';
-import {Choice, Empty, Facts, Filter, Gauge, Hash, Link, Loaded, Page, Panel, Skeleton, Table, Tag, Time, Trend, Trouble, useHere, useLoad} from '../lib/ui.js';
+import {Failures, failsFor, failuresOf, jobs} from '../lib/failures.js';
+import {Choice, Empty, Facts, Filter, Gauge, Hash, Link, Loaded, Page, Panel, Skeleton, Table, Tag, Time, Trouble, useHere, useLoad} from '../lib/ui.js';
 
 const lead = 'How much of what this service can see went well. A score is evidence for controls of a framework; it does not say that the framework is met.';
 
@@ -111,12 +112,7 @@ function History({framework, name}) {
   const history = useLoad(signal => get('/api/v2/compliance/history', {framework}, signal), [framework]);
   return html`<${Panel} title="Trend"><${Loaded} of=${history}>${({scores}) => html`
     ${scores.length > 1 && html`<p class="quiet">${count(scores.length, 'day')} with a score, over ${count(daysBetween(scores[0].date, scores.at(-1).date), 'day')}.</p>`}
-    <${Trend} points=${scores.map(s => ({x: s.date, y: s.score}))} label=${name} />
-    ${scores.length > 0 && html`<details><summary>Scores by day</summary><div class="tall">
-      <${Table} caption=${`Scores of ${name} by day`} rowKey="date" rows=${[...scores].reverse()} columns=${[
-        {title: 'Day (UTC)', cell: s => s.date},
-        {title: 'Score of 100', class: 'number', cell: s => html`<${Link} to=${`/compliance/${framework}?head=${s.sequence}`}>${Math.round(s.score * 10) / 10}<//>`},
-      ]} /></div></details>`}`}<//><//>`;
+    <${Trend} scores=${scores} name=${name} to=${s => `/compliance/${framework}?head=${s.sequence}`} />`}<//><//>`;
 }
 
 function Controls({controls}) {

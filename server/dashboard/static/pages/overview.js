@@ -4,7 +4,7 @@ import {html} from '../vendor/preact.js';
 import {useAccount} from '../lib/account.js';
 import {get} from '../lib/api.js';
 import {Icon} from '../lib/icons.js';
-import {Days} from '../lib/days.js';
+import {Days} from '../lib/charts.js';
 import {count, number} from '../lib/format.js';
 import {frameworks} from '../lib/words.js';
 import {LastRead, Link, Loaded, Name, Page, Panel, Tag, Time, useLoad} from '../lib/ui.js';
