@@ -144,7 +144,7 @@ type Options struct {
 type Rights struct {
 	// RestartWorkloads restarts annotated workloads when values change.
 	RestartWorkloads bool
-	// WatchSecrets are namespaces whose Secrets the operator may list and watch. It mends their
+	// WatchSecrets are namespaces whose Secrets the operator may list and watch. It fixes their
 	// targets as soon as they change.
 	WatchSecrets []string
 }

@@ -33,7 +33,7 @@ func (c *cluster) play(ctx context.Context, chapter string) error {
 			{"Apply the samples", "Values that are made in the vault and that nobody ever sees, also as a URL in a Secret, and those of a Secret that was there before, which is deleted once they are in the vault.", c.samples},
 			{"Refuse", "What could never become Ready is refused when it is applied: a manifest that was sealed for another installation, and one that was copied to another namespace.", c.refuse},
 			{"Read through the Secret", "A pod that knows nothing of latticekeep mounts the target Secret. It prints digests; they are those of the plain values.", c.readSecret},
-			{"Mend drift", "Somebody deletes the target, and then changes it. The annotation `latticekeep.dev/sync` has the operator look at once, and the status says for which value of it. A label of others stays.", c.drift},
+			{"Fix drift", "Somebody deletes the target, and then changes it. The annotation `latticekeep.dev/sync` has the operator look at once, and the status says for which value of it. A label of others stays.", c.drift},
 			{"Read over REST", "Another has a ServiceAccount that may `unseal` this one credential, and asks for it by name, with its projected token, over TLS 1.3 with the post-quantum key exchange.", c.readREST},
 			{"Test", "`helm test` reads the log of the deployment over TLS, with the first system key, and verifies its chain and signatures.", c.test},
 			{"Upgrade", "Another revision with other settings: the server's pod is replaced, the credentials stay. Before it, a job of the chart brings the definition of the resource. Here it finds one like that of a release whose API was older.", c.upgrade},

@@ -159,11 +159,11 @@ type ProbeResult struct {
 	// The rest is only there when the probe fails.
 	Since   *time.Time `json:"since,omitempty"`   // entry as of which it was first found failing; days are compared, in UTC
 	Objects []string   `json:"objects,omitempty"` // ids of what it fails for, sorted, at most MaxObjects
-	Remedy  string     `json:"remedy,omitempty"`  // what mends it, one sentence
+	Remedy  string     `json:"remedy,omitempty"`  // what fixes it, one sentence
 	Guide   string     `json:"guide,omitempty"`   // URL of the page that says how
 }
 
-// Responsible says whose job it is to mend what a probe finds.
+// Responsible says whose job it is to fix what a probe finds.
 type Responsible string
 
 // Who is responsible.

@@ -141,7 +141,7 @@ type Config struct {
 		// RestartWorkloads restarts workloads that ask for it by annotation when the values of
 		// their credential change. It needs the role latticekeep-restart.
 		RestartWorkloads bool `yaml:"restartWorkloads"`
-		// WatchSecrets are namespaces whose Secrets the operator watches, so that it mends a target
+		// WatchSecrets are namespaces whose Secrets the operator watches, so that it fixes a target
 		// at once. It needs a Role there with list and watch of secrets.
 		WatchSecrets []string `yaml:"watchSecrets"`
 		// Webhook says that there is an admission webhook, whose certificate comes with

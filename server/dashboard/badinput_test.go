@@ -49,7 +49,7 @@ func TestASessionThatEndsLosesNothing(t *testing.T) {
 	b.fill("Password", o.password)
 	b.press("Sign in")
 	b.titled("survivor")
-	b.press("Reveal")
+	b.press("Read values")
 	b.press("Show key")
 	b.sees("not lost")
 	b.press("Hide now")

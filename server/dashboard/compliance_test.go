@@ -51,7 +51,7 @@ func TestAllFrameworksAreOneRequestAndOneEntry(t *testing.T) {
 	before, entries := len(b.requested()), o.entriesOf(p, v2.EventTypeCOMPLIANCESCORED)
 	b.follow("Compliance")
 	b.titled("Compliance")
-	b.sees("What your organisation has to mend")
+	b.sees("What your organisation has to fix")
 	b.until(shows("shop/old-database")) // names have come, too
 	asked := b.asked(before)
 	slices.Sort(asked)
@@ -97,17 +97,17 @@ func TestAllFrameworksAreOneRequestAndOneEntry(t *testing.T) {
 
 // The page lists each failing probe once: whose job it is, how to fix it, and which things fail by name. The operator's
 // probes are a group of their own.
-func TestWhatFailsIsSaidOnceWithHowToMendIt(t *testing.T) {
+func TestWhatFailsIsSaidOnceWithHowToFixIt(t *testing.T) {
 	p, o, id := neglected(t)
 	b := p.tab()
 	b.signIn(o, "/compliance")
 	all, err := o.GetComplianceScores(t.Context())
 	p.must(all, err)
-	groups := value[map[string][]string](b, `Object.fromEntries([...document.querySelectorAll('section')].filter(s => s.querySelector('.mending')).map(s => [s.querySelector('h2').innerText.replace(/ \(.*/, ''), [...s.querySelectorAll('h3')].map(h => h.innerText)]))`)
+	groups := value[map[string][]string](b, `Object.fromEntries([...document.querySelectorAll('section')].filter(s => s.querySelector('.failures')).map(s => [s.querySelector('h2').innerText.replace(/ \(.*/, ''), [...s.querySelectorAll('h3')].map(h => h.innerText)]))`)
 	want := map[string][]string{}
 	for _, probe := range all.Probes {
 		if probe.Result == v2.ProbeResultFail {
-			group := map[v2.ComplianceProbeResponsible]string{"tenant": "What your organisation has to mend", "deployment": "What the operator of this service has to mend"}[probe.Responsible]
+			group := map[v2.ComplianceProbeResponsible]string{"tenant": "What your organisation has to fix", "deployment": "What the operator of this service has to fix"}[probe.Responsible]
 			want[group] = append(want[group], probe.Title)
 		}
 	}
@@ -119,14 +119,14 @@ func TestWhatFailsIsSaidOnceWithHowToMendIt(t *testing.T) {
 			t.Errorf("%s: %q, want %q", group, got, titles)
 		}
 	}
-	if len(want) != 2 || value[string](b, `document.querySelector('.mending').closest('section').querySelector('h2').innerText.replace(/ \(.*/, '')`) != "What your organisation has to mend" {
+	if len(want) != 2 || value[string](b, `document.querySelector('.failures').closest('section').querySelector('h2').innerText.replace(/ \(.*/, '')`) != "What your organisation has to fix" {
 		t.Errorf("the groups are %v", groups)
 	}
 	b.sees("The operator of the service has to do this. Your organisation cannot")
 	b.sees("Renew these credentials, or delete those that are no longer used.")
 	b.sees("began to fail")
 	b.sees("forever")
-	if guides := value[int](b, `[...document.querySelectorAll('.mending > li')].filter(l => l.querySelector('a[target=_blank][href^="https://"]')).length`); guides != len(groups["What your organisation has to mend"])+len(groups["What the operator of this service has to mend"]) {
+	if guides := value[int](b, `[...document.querySelectorAll('.failures > li')].filter(l => l.querySelector('a[target=_blank][href^="https://"]')).length`); guides != len(groups["What your organisation has to fix"])+len(groups["What the operator of this service has to fix"]) {
 		t.Errorf("%d guides", guides)
 	}
 	if fails := value[[]string](b, `[...document.querySelectorAll('article')].filter(a => a.ariaLabel === 'No credential is past its expiry').map(a => a.querySelector('details').textContent)`); len(fails) != 1 ||
@@ -213,6 +213,7 @@ func TestAReportIsPreviewedAndMade(t *testing.T) {
 	b.press("Preview")
 	b.sees("stated by you")
 	b.sees("The history of the score begins with the period.")
+	b.settled() // until then the buttons are those of the last preview
 	before := len(b.requested())
 	b.press("Make the OSCAL report")
 	b.sees("Links expire in 60 minutes")

@@ -206,7 +206,7 @@ func TestTheDashboardWorksInFirefox(t *testing.T) {
 		f.until(`document.documentElement.scrollWidth <= document.documentElement.clientWidth`)
 	}
 	f.open("/vault/" + id)
-	f.press("Reveal")
+	f.press("Read values")
 	f.press("Show password")
 	f.sees("höchst geheim")
 	f.press("Hide now")

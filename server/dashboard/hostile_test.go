@@ -129,7 +129,7 @@ func TestWhatUsersWriteIsText(t *testing.T) {
 	b.titled("Vault")
 	b.follow(seen(hostile[7]))
 	b.titled(seen(hostile[7]))
-	b.press("Reveal")
+	b.press("Read values")
 	b.press("Show key-7")
 	b.sees("Characters that cannot be seen are written as")
 	look("a revealed value", hostile[7])

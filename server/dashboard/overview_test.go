@@ -121,7 +121,7 @@ func TestTheOverviewSaysWhatWaits(t *testing.T) {
 	b.sees("reviews, denials and scores")
 	b.sees("Not everything is counted")
 	b.accessible()
-	b.follow("Controls that you can mend fail in GDPR")
+	b.follow("Controls that you can fix fail in GDPR")
 	b.until(`location.pathname === '/compliance/gdpr'`)
 	stop()
 	b.settled()

@@ -207,7 +207,7 @@ func (e *estate) views() []view {
 			b.press("Add a value")
 		}},
 		{name: "credential", address: "/vault/" + e.credential, do: func(b *tab) {
-			b.press("Reveal")
+			b.press("Read values")
 			b.press("Show secret_key")
 		}},
 		{name: "credential-edit", address: "/vault/" + e.credential, do: func(b *tab) {

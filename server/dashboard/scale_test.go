@@ -120,7 +120,7 @@ func TestALongLogStaysLight(t *testing.T) {
 		rows     int
 		shows    string
 	}{
-		{"/", 2, 30, "Last 30 days"}, {"/audit", 4, 50, "50 entries on this page"}, {"/audit?show=changes", 4, 50, "Credential sealed"},
+		{"/", 2, 30, "Last 30 days"}, {"/audit", 4, 50, "50 entries on this page"}, {"/audit?show=changes", 4, 50, "Credential created"},
 	} {
 		from := len(b.requested())
 		b.open(visit.address)

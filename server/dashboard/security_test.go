@@ -359,7 +359,7 @@ func TestNothingSecretStaysBehind(t *testing.T) {
 	b.titled("Your address is verified")
 
 	b.signIn(o, "/vault/"+id)
-	b.press("Reveal")
+	b.press("Read values")
 	b.press("Show key")
 	b.sees(secret)
 	stores := value[map[string]int](b, `(async () => ({local: localStorage.length, session: sessionStorage.length, databases: (await indexedDB.databases()).length,

@@ -174,16 +174,16 @@ func TestDeniedEventsReadAsAttempts(t *testing.T) {
 	b := p.tab()
 	b.signIn(o, "/audit?event_type=CREDENTIAL_UNSEALED")
 	rows := value[[]string](b, `[...document.querySelectorAll('tbody tr')].map(r => r.innerText.replace(/\s+/g, ' '))`)
-	denied := func(r string) bool { return strings.Contains(r, "Unseal credential") && strings.Contains(r, "denied") }
+	denied := func(r string) bool { return strings.Contains(r, "Read credential") && strings.Contains(r, "denied") }
 	done := func(r string) bool {
-		return strings.Contains(r, "Credential unsealed") && strings.Contains(r, "success")
+		return strings.Contains(r, "Credential read") && strings.Contains(r, "success")
 	}
 	if len(rows) != 2 || !slices.ContainsFunc(rows, denied) || !slices.ContainsFunc(rows, done) {
 		t.Errorf("the audit page says %q", rows)
 	}
-	b.follow("Unseal credential")
-	b.until(`document.querySelector('h2')?.innerText === 'Unseal credential'`)
-	b.gone("Credential unsealed")
+	b.follow("Read credential")
+	b.until(`document.querySelector('h2')?.innerText === 'Read credential'`)
+	b.gone("Credential read")
 
 	// Every type of the contract has words for an attempt.
 	var contract struct {

@@ -70,7 +70,7 @@ func TestAUserFindsTheWay(t *testing.T) {
 	if sealed, err := deployer.UnsealCredential(t.Context(), id); err != nil || sealed.Values["password"] != secret {
 		t.Fatal(sealed, err)
 	}
-	b.press("Reveal")
+	b.press("Read values")
 	b.press("Show password")
 	b.sees(secret)
 	b.press("Hide now")
@@ -94,13 +94,13 @@ func TestAUserFindsTheWay(t *testing.T) {
 	b.titled("Audit log")
 	b.press("Verify this page")
 	b.sees("verified: hash, signature, inclusion.")
-	b.follow("Credential reencrypted")
+	b.follow("Credential re-encrypted")
 	b.press("Verify in this browser") // which the message may cover
 	b.sees("This entry is what was written, by this log, at this place.")
 
 	b.open("/compliance/soc2")
 	b.titled("SOC 2")
-	b.sees("What the operator of this service has to mend")
+	b.sees("What the operator of this service has to fix")
 	downloads := b.downloads()
 	b.follow("Report for an auditor")
 	b.press("Make the PDF report")
@@ -127,7 +127,7 @@ func TestAUserFindsTheWay(t *testing.T) {
 	b.sees("The credential is in the trash, so its values cannot be read.")
 	b.press("Renew")
 	b.sees("Renewed: version")
-	b.press("Reveal")
+	b.press("Read values")
 	b.sees("until the page forgets this")
 	b.press("Delete")
 	b.fill("Enter the name to confirm", "something else")
@@ -258,13 +258,13 @@ func TestTheKeyboardAloneIsEnough(t *testing.T) {
 	b.activate("button", "Create")
 	b.titled("by keyboard")
 
-	b.activate("button", "Reveal")
+	b.activate("button", "Read values")
 	b.sees("until the page forgets this")
 	b.activate("button", "Show token")
 	b.sees("typed by hand")
 	b.activate("button", "Hide now")
 	b.gone("typed by hand")
-	b.until(`document.activeElement.innerText === 'Reveal'`)
+	b.until(`document.activeElement.innerText === 'Read values'`)
 
 	b.activate("button", "Delete")
 	b.sees("Delete this credential?")
@@ -383,7 +383,7 @@ func TestTheLogIsFollowed(t *testing.T) {
 	b.press("Follow")
 	b.sees("following")
 	p.seal(o, "while watching", "token", "token", "t", 30)
-	b.sees("Credential sealed")
+	b.sees("Credential created")
 	b.sees("while watching") // its name, which the entry does not have
 	b.sees("fred@example.org")
 	b.press("Pause")

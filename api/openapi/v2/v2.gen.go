@@ -2354,10 +2354,10 @@ type ComplianceProbe struct {
 	// Objects Only of a failing probe. The ids of the credentials, keys, API keys or members that it fails for, 20 at most.
 	Objects *[]string `json:"objects,omitempty"`
 
-	// Remedy Only of a failing probe. What mends it.
+	// Remedy Only of a failing probe. What fixes it.
 	Remedy *string `json:"remedy,omitempty"`
 
-	// Responsible Whose job it is to mend what the probe finds.
+	// Responsible Whose job it is to fix what the probe finds.
 	Responsible ComplianceProbeResponsible `json:"responsible"`
 	Result      ProbeResult                `json:"result"`
 
@@ -2372,7 +2372,7 @@ type ComplianceProbe struct {
 	WindowDays int `json:"window_days"`
 }
 
-// ComplianceProbeResponsible Whose job it is to mend what the probe finds.
+// ComplianceProbeResponsible Whose job it is to fix what the probe finds.
 type ComplianceProbeResponsible string
 
 // ComplianceProof defines model for ComplianceProof.
@@ -3421,7 +3421,7 @@ type OverviewScore struct {
 	// Covered Percent of the controls that this service has evidence for.
 	Covered float32 `json:"covered"`
 
-	// Failing Controls that fail and that the tenant can mend.
+	// Failing Controls that fail and that the tenant can fix.
 	Failing     int       `json:"failing"`
 	Framework   Framework `json:"framework"`
 	Provisional bool      `json:"provisional"`
@@ -4585,8 +4585,8 @@ type GetComplianceReportParams struct {
 	// `fedramp` alone.
 	Format *GetComplianceReportParamsFormat `form:"format,omitempty" json:"format,omitempty"`
 
-	// Organisation Whom the report is made for, when that is not the tenant's name. It is text without control characters, and the report says that
-	// it was stated by who asked. Not for `ksi`.
+	// Organisation Whom the report is made for, when that is not the tenant's name. It is text without characters that show nothing, and the report
+	// says that it was stated by who asked. Not for `ksi`.
 	Organisation *string `form:"organisation,omitempty" json:"organisation,omitempty"`
 
 	// From The first day (UTC) of the period that the report is for; its last day is that of the head. The report states the period and

@@ -22,7 +22,7 @@ type Standing struct {
 	Framework   compliance.Framework
 	Score       *float64 // nil: withheld
 	Covered     float64  // percent
-	Failing     int      // controls that fail and that the tenant can mend
+	Failing     int      // controls that fail and that the tenant can fix
 	Provisional bool
 }
 

@@ -188,7 +188,7 @@ func (s *sheet) probe(p compliance.ProbeResult) {
 	s.table(citations(p))
 }
 
-// toDo says of a failing probe since when it fails, for which objects, whose job it is to mend it,
+// toDo says of a failing probe since when it fails, for which objects, whose job it is to fix it,
 // and how. It is empty for any other probe.
 func toDo(p compliance.ProbeResult) string {
 	if p.Since == nil {
@@ -198,7 +198,7 @@ func toDo(p compliance.ProbeResult) string {
 	if p.Responsible == compliance.TheDeployment {
 		who = "whoever operates the service"
 	}
-	text := fmt.Sprintf("Failing since %s. To be mended by %s: %s", p.Since.UTC().Format(time.DateOnly), who, sentence(p.Remedy))
+	text := fmt.Sprintf("Failing since %s. To be fixed by %s: %s", p.Since.UTC().Format(time.DateOnly), who, sentence(p.Remedy))
 	if len(p.Objects) > 0 {
 		text += " Failing for: " + strings.Join(p.Objects, ", ") + "."
 	}

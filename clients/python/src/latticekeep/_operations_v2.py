@@ -2403,7 +2403,7 @@ class OperationsV2:
         """The scores of all frameworks.
 
         The scores of all frameworks as of the tenant's newest entry, in one answer that leaves
-        one entry. Each probe is listed once, with what mends it, and controls name their
+        one entry. Each probe is listed once, with what fixes it, and controls name their
         probes. What is withheld and why is as in the score of one framework.
 
         Scope: `compliance:read`.

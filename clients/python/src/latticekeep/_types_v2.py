@@ -549,7 +549,7 @@ class _ComplianceProbeRequired(TypedDict):
     """Some of the entries that it was judged by."""
     name: str
     responsible: Literal["tenant", "deployment"]
-    """Whose job it is to mend what the probe finds."""
+    """Whose job it is to fix what the probe finds."""
     result: ProbeResult
     sample: int
     """How many things were looked at."""
@@ -566,7 +566,7 @@ class ComplianceProbe(_ComplianceProbeRequired, total=False):
     for, 20 at most.
     """
     remedy: str
-    """Only of a failing probe. What mends it."""
+    """Only of a failing probe. What fixes it."""
     since: str
     """Only of a failing probe. The time of the entry as of which it was first found failing; days
     are compared, in UTC.
@@ -1338,7 +1338,7 @@ class OverviewScore(TypedDict):
     covered: float
     """Percent of the controls that this service has evidence for."""
     failing: int
-    """Controls that fail and that the tenant can mend."""
+    """Controls that fail and that the tenant can fix."""
     framework: Framework
     provisional: bool
     score: Optional[float]

@@ -2500,7 +2500,7 @@ export interface paths {
         /**
          * The scores of all frameworks
          * @description The scores of all frameworks as of the tenant's newest entry, in one answer that leaves one entry. Each probe is listed once,
-         *     with what mends it, and controls name their probes. What is withheld and why is as in the score of one framework.
+         *     with what fixes it, and controls name their probes. What is withheld and why is as in the score of one framework.
          *
          *     Scope: `compliance:read`.
          */
@@ -3226,7 +3226,7 @@ export interface components {
             score: number | null;
             /** @description Percent of the controls that this service has evidence for. */
             covered: number;
-            /** @description Controls that fail and that the tenant can mend. */
+            /** @description Controls that fail and that the tenant can fix. */
             failing: number;
             provisional: boolean;
         };
@@ -4518,7 +4518,7 @@ export interface components {
             /** @description Some of the entries that it was judged by. */
             evidence: components["schemas"]["EntryReference"][];
             /**
-             * @description Whose job it is to mend what the probe finds.
+             * @description Whose job it is to fix what the probe finds.
              * @enum {string}
              */
             responsible: "tenant" | "deployment";
@@ -4529,7 +4529,7 @@ export interface components {
             since?: string;
             /** @description Only of a failing probe. The ids of the credentials, keys, API keys or members that it fails for, 20 at most. */
             objects?: string[];
-            /** @description Only of a failing probe. What mends it. */
+            /** @description Only of a failing probe. What fixes it. */
             remedy?: string;
             /**
              * Format: uri
@@ -13265,8 +13265,8 @@ export interface operations {
                  */
                 format?: "pdf" | "oscal" | "ksi";
                 /**
-                 * @description Whom the report is made for, when that is not the tenant's name. It is text without control characters, and the report says that
-                 *     it was stated by who asked. Not for `ksi`.
+                 * @description Whom the report is made for, when that is not the tenant's name. It is text without characters that show nothing, and the report
+                 *     says that it was stated by who asked. Not for `ksi`.
                  */
                 organisation?: string;
                 /**

@@ -38,7 +38,7 @@ export const frameworks = {
 
 // ---- events of the audit log
 
-// words turns CREDENTIAL_UNSEALED and no_data into text.
+// words turns KEY_ROTATED and no_data into text.
 export const words = code => {
   const text = String(code).toLowerCase().replaceAll('_', ' ').replace(/\b(api|kms)\b/g, w => w.toUpperCase());
   return text.charAt(0).toUpperCase() + text.slice(1);
@@ -54,15 +54,23 @@ const verbs = {
   rewrapped: 'rewrap', rotated: 'rotate', scored: 'score', sealed: 'seal', sent: 'send', signed: 'sign', suspended: 'suspend', started: 'start', taken: 'take', unsealed: 'unseal', bound: 'bind', unbound: 'unbind',
   verified: 'verify',
 };
+// What is called otherwise than in the interface, as the buttons have it: what was done, and the attempt.
+const titles = {
+  CREDENTIAL_SEALED: ['Credential created', 'Create credential'], CREDENTIAL_UNSEALED: ['Credential read', 'Read credential'],
+  CREDENTIAL_REENCRYPTED: ['Credential re-encrypted', 'Re-encrypt credential'],
+};
 const attempts = {
   USER_REGISTERED: 'Register', USER_SIGNED_IN: 'Sign in', USER_SIGNED_OUT: 'Sign out', MEMBER_JOINED: 'Join', AUDIT_READ: 'Read audit log',
   AUDIT_EXPORTED: 'Export audit log', COMPLIANCE_REPORTED: 'Report on compliance', KMS_REWRAPPED: 'Rewrap keys', KMS_KEY_DESTROYED: 'Destroy KMS key',
 };
 
-// attempt turns CREDENTIAL_UNSEALED into "Unseal credential".
+// event turns KEY_ROTATED into "Key rotated".
+const event = type => titles[type]?.[0] ?? words(type);
+
+// attempt turns KEY_ROTATED into "Rotate key".
 export function attempt(type) {
   const parts = type.split('_'), verb = verbs[parts.at(-1).toLowerCase()];
-  if (attempts[type]) return attempts[type];
+  if (titles[type] ?? attempts[type]) return titles[type]?.[1] ?? attempts[type];
   if (!verb || parts.length === 1 || type === 'RATE_LIMITED') return words(type);
   const what = words(parts.slice(0, -1).join('_')).replace(/^[A-Z](?![A-Z])/, c => c.toLowerCase());
   return words(verb) + ' ' + what + (verb === 'list' ? 's' : '');
@@ -70,7 +78,7 @@ export function attempt(type) {
 
 // deed says what an audit entry is about: what was done, or what was attempted and was
 // denied or failed.
-export const deed = entry => entry.outcome === 'success' ? words(entry.event_type) : attempt(entry.event_type);
+export const deed = entry => entry.outcome === 'success' ? event(entry.event_type) : attempt(entry.event_type);
 
 // All types of events, with what they are called.
 export const eventTypes = `CHAIN_STARTED SEALING_KEY_CREATED SEALING_KEY_LISTED SEALING_KEY_RETIRED SEALING_KEY_RESTORED MANIFEST_RESEALED MANIFEST_CHECKED
@@ -82,7 +90,7 @@ export const eventTypes = `CHAIN_STARTED SEALING_KEY_CREATED SEALING_KEY_LISTED 
   MEMBER_CHANGED MEMBER_REMOVED INVITATION_REVOKED HISTORY_RULE_LISTED HISTORY_RULE_CHANGED GROUP_LISTED GROUP_CREATED GROUP_CHANGED GROUP_DELETED WEBHOOK_LISTED WEBHOOK_CREATED WEBHOOK_DELETED WEBHOOK_SENT WEBHOOK_FAILED
   SETTINGS_READ SETTINGS_CHANGED POLICY_LISTED POLICY_CREATED POLICY_CHANGED POLICY_DELETED POLICY_BOUND POLICY_UNBOUND ACCESS_CHECKED AUDIT_READ PROOF_READ AUDIT_EXPORTED LOG_ARCHIVED ANCHOR_STARTED ANCHOR_REFUSED ROLLBACK_ACCEPTED STATE_COMMITTED STATE_ROWS_ACCEPTED STATE_ROWS_REMOVED
   METRICS_READ COMPLIANCE_ASSESSED COMPLIANCE_SCORED COMPLIANCE_HISTORY_READ COMPLIANCE_REPORTED INVENTORY_READ DENIALS_ACKNOWLEDGED ACCESS_REVIEWED INVENTORY_REVIEWED REVIEW_NOTE_ERASED NAMES_ERASED RATE_LIMITED ACCESS_REFUSED`.split(/\s+/)
-  .map(type => [type, words(type)]).sort(([, a], [, b]) => a.localeCompare(b));
+  .map(type => [type, event(type)]).sort(([, a], [, b]) => a.localeCompare(b));
 
 // The types of events that change nothing that is kept. internal/audit/category.go lists the others; a test compares.
 const unchanging = new Set(`SEALING_KEY_LISTED MANIFEST_RESEALED MANIFEST_CHECKED BACKUP_TAKEN KMS_KEY_LISTED TENANT_LISTED API_KEY_LISTED CREDENTIAL_LISTED KEY_LISTED

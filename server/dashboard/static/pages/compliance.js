@@ -57,7 +57,7 @@ function Glance({of: {scores, probes, head, proof}}) {
     <${Table} dense caption="Scores of all frameworks" rowKey="framework" rows=${scores} columns=${columns(failing)} />
     ${withheld?.reason && html`<p class="notice apart">Withheld: ${withheld.reason}.</p>`}
     ${scores.some(s => s.provisional) && !withheld && html`<p class="notice apart">${provisional}</p>`}
-    ${!withheld && html`<div class="apart"><${Mending} failures=${failuresOf(scores, probes)} /></div>`}`;
+    ${!withheld && html`<div class="apart"><${Failures} failures=${failuresOf(scores, probes)} /></div>`}`;
 }
 
 // ---- one framework
@@ -95,7 +95,7 @@ export function Framework() {
         <//>
         <${History} framework=${framework} name=${name} />
       </div>
-      ${s.score !== null && html`<${Mending} failures=${failures(s)} />`}
+      ${s.score !== null && html`<${Failures} failures=${failures(s)} />`}
       <${Controls} controls=${s.controls} />`}<//>
   <//>`;
 }
@@ -128,7 +128,7 @@ function Controls({controls}) {
   return html`<${Panel} title="Controls">
     <div class="filters narrow">
       <${Filter} label="Result" name="result" options=${[['', `All (${inProfile.length})`], ...Object.keys(results).map(r => [r, `${results[r][1].replace(/^./, c => c.toUpperCase())} (${having(r)})`])]} />
-      <${Filter} label="To be mended by" name="job" options=${[['', 'All'], ...Object.keys(jobs).map(who => [who, `${jobs[who][0]} (${inProfile.filter(c => failsOf(c, who)).length})`])]} />
+      <${Filter} label="To be fixed by" name="job" options=${[['', 'All'], ...Object.keys(jobs).map(who => [who, `${jobs[who][0]} (${inProfile.filter(c => failsOf(c, who)).length})`])]} />
       ${profiles.length > 1 && html`<${Choice} label="Part of the framework" optional=${false} value=${profile} onInput=${setProfile} options=${[['', 'All'], ...profiles.map(p => [p, p])]} />`}
     </div>
     ${shown.length === 0 ? html`<${Empty} title="No control has this result"><p>Choose another result above.</p><//>`

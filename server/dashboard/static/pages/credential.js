@@ -107,7 +107,7 @@ function Values({of: c, writes, done, changed}) {
       done();
     }
   };
-  const reveal = async () => held.keep(await read());
+  const show = async () => held.keep(await read());
   const edit = async () => {
     try {
       setEditing(await read());

@@ -64,7 +64,7 @@ function Todo({of, alone}) {
   if (failing.length > 0) {
     items.push({
       key: 'controls_failing', kind: 'warn', to: failing.length === 1 ? '/compliance/' + failing[0].framework : '/compliance',
-      text: `Controls that you can mend fail in ${failing.length === 1 ? frameworks[failing[0].framework] : count(failing.length, 'framework')}`,
+      text: `Controls that you can fix fail in ${failing.length === 1 ? frameworks[failing[0].framework] : count(failing.length, 'framework')}`,
     });
   }
   return html`<${Panel} title="What needs you" class=${alone ? 'panel wide' : 'panel'}>${items.length === 0
@@ -115,7 +115,7 @@ function Credentials({of: c}) {
 function Scores({of}) {
   return html`<${Panel} title="Compliance scores" class="panel wide" actions=${html`<${Link} to="/compliance">All frameworks<//>`}>
     <ul class="list scores">${of.map(s => html`<li key=${s.framework}><${Link} to=${'/compliance/' + s.framework}>${frameworks[s.framework]}<//>
-      <span>${s.failing > 0 && html`<span class="quiet">${number(s.failing)} to mend</span> `}${s.score === null ? html`<${Tag} kind="warn">withheld<//>` : html`<strong>${Math.round(s.score * 10) / 10}</strong>`}</span></li>`)}</ul>
+      <span>${s.failing > 0 && html`<span class="quiet">${number(s.failing)} to fix</span> `}${s.score === null ? html`<${Tag} kind="warn">withheld<//>` : html`<strong>${Math.round(s.score * 10) / 10}</strong>`}</span></li>`)}</ul>
     <p class="quiet">Of 100, for the controls that this service has evidence for.${of.some(s => s.provisional) ? ' Provisional: the deployment was not assessed yet.' : ''}</p>
   <//>`;
 }

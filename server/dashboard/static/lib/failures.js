@@ -1,4 +1,4 @@
-// What to mend: the probes that fail, each once however many controls it fails, with whose job it is, how to do it,
+// What to fix: the probes that fail, each once however many controls it fails, with whose job it is, how to do it,
 // and the things by name.
 import {html} from '../vendor/preact.js';
 import {useAccount} from './account.js';
@@ -7,7 +7,7 @@ import {useNames} from './names.js';
 import {frameworks} from './words.js';
 import {Link, Name, Panel, Time} from './ui.js';
 
-// Whose job it is to mend what a probe found.
+// Whose job it is to fix what a probe found.
 export const jobs = {tenant: ['Your organisation', 'your organisation'], deployment: ['The operator of this service', 'the operator of this service']};
 
 // failuresOf returns the failing probes with the controls that each fails: [{probe, affects, controls}], affects being
@@ -22,7 +22,7 @@ export function failuresOf(scores, probes) {
 // failsFor reports whether a control fails for a reason that is the job of who. failing has the failing probes by name.
 export const failsFor = (control, who, failing) => control.result === 'fail' && control.probes.some(name => failing.get(name)?.responsible === who);
 
-// Where things are mended, and the scope that the page needs.
+// Where things are fixed, and the scope that the page needs.
 const places = {
   credential: ['vault:read', id => '/vault/' + id], key: ['keys:read', id => '/keys/' + id],
   api_key: ['account:admin', () => '/settings/api-keys'], user: ['account:admin', () => '/settings/members'],
@@ -61,19 +61,19 @@ function Failure({of: {probe: p, affects, controls}, known}) {
 }
 
 const group = {
-  tenant: ['What your organisation has to mend', 'Nothing fails that is the job of your organisation.'],
-  deployment: ['What the operator of this service has to mend', 'Nothing fails that is the job of the operator of this service.'],
+  tenant: ['What your organisation has to fix', 'Nothing fails that is the job of your organisation.'],
+  deployment: ['What the operator of this service has to fix', 'Nothing fails that is the job of the operator of this service.'],
 };
 
-// Mending shows failures of failuresOf in two groups: those of the viewer's own organisation, and those of the operator.
-export function Mending({failures}) {
+// Failures shows those of failuresOf in two groups: those of the viewer's own organisation, and those of the operator.
+export function Failures({failures}) {
   const known = useNames(failures.flatMap(f => f.probe.objects ?? []));
   return Object.keys(jobs).map(who => {
     const own = failures.filter(f => f.probe.responsible === who), [title, none] = group[who];
     return html`<${Panel} key=${who} title=${own.length === 0 ? title : `${title} (${own.length})`}>
       ${own.length === 0 ? html`<p class="quiet">${none}</p>` : html`
         ${who === 'deployment' && html`<p class="quiet">The operator of the service has to do this. Your organisation cannot: ask the operator, and show this list.</p>`}
-        <ul class="list mending">${own.map(f => html`<${Failure} key=${f.probe.name} of=${f} known=${known} />`)}</ul>`}
+        <ul class="list failures">${own.map(f => html`<${Failure} key=${f.probe.name} of=${f} known=${known} />`)}</ul>`}
     <//>`;
   });
 }
