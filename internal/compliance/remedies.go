@@ -21,64 +21,65 @@ func (p *Probe) Run(e *Evidence) ProbeResult {
 		if first, ok := e.Failing[p.Name]; ok {
 			since = first
 		}
-		at, how := since.Time(), remedies[p.Name]
+		at := since.Time()
 		slices.Sort(v.objects)
 		r.Since, r.Objects = &at, v.objects[:min(len(v.objects), MaxObjects)]
-		r.Remedy, r.Guide = how.text, buildinfo.Documentation+how.guide
+		r.Remedy, r.Guide = remedies[p.Name], buildinfo.Documentation+guide+p.Name
 	}
 	return r
 }
 
-// remedy says what mends a failing probe, and which page of the documentation says how.
-type remedy struct{ text, guide string }
+// guide is the page of the documentation that says how to fix what fails, in a section for each probe.
+const guide = "guides/fix-controls.md#"
 
-var remedies = map[string]remedy{
-	"credentials_current": {"Renew these credentials, or delete those that are no longer used", "guides/workloads.md"},
-	"credentials_renewed": {"Renew these credentials before they expire", "guides/workloads.md"},
-	"values_rotated":      {"Store new values in these credentials", "guides/workloads.md"},
-	"keys_rotated":        {"Rotate these keys", "reference/interface.md"},
-	"key_periods":         {"Create keys with a shorter rotation period, and encrypt with them", "reference/interface.md"},
-	"disposal_timely":     {"Delete these credentials", "guides/workloads.md"},
-	"deletion_final":      {"Report this to the operator of the service: a deleted credential must not be readable", "guides/verify-the-log.md"},
-	"changes_versioned":   {"Report this to the operator of the service, and verify the log", "guides/verify-the-log.md"},
-	"integrity_intact":    {"Run latticekeep doctor, and restore what it names", "guides/backup.md"},
+// remedies say what fixes a failing probe.
+var remedies = map[string]string{
+	"credentials_current": "Renew these credentials, or delete those that are no longer used",
+	"credentials_renewed": "Renew these credentials before they expire",
+	"values_rotated":      "Store new values in these credentials",
+	"keys_rotated":        "Rotate these keys",
+	"key_periods":         "Create keys with a shorter rotation period, and encrypt with them",
+	"disposal_timely":     "Delete these credentials",
+	"deletion_final":      "Report this to the operator of the service: a deleted credential must not be readable",
+	"changes_versioned":   "Report this to the operator of the service, and verify the log",
+	"integrity_intact":    "Run latticekeep doctor, and restore what it names",
 
-	"api_keys_bounded":         {"Replace these API keys with keys that expire, and revoke them", "guides/dashboard.md"},
-	"api_keys_rotated":         {"Replace these API keys, and revoke them", "guides/dashboard.md"},
-	"api_keys_used":            {"Revoke these API keys", "guides/dashboard.md"},
-	"least_privilege":          {"Replace these API keys with keys that have only the scopes in use", "guides/dashboard.md"},
-	"duties_separated":         {"Use one API key for administration and another one for reading", "guides/dashboard.md"},
-	"members_active":           {"Remove these members, or ask them to sign in", "guides/dashboard.md"},
-	"email_verified":           {"Ask these members to verify their addresses, or remove them", "guides/dashboard.md"},
-	"issuance_approved":        {"Revoke what nobody approved, and find out who made it", "guides/verify-the-log.md"},
-	"departed_locked_out":      {"Report this to the operator of the service: a removed member or key must not act", "guides/verify-the-log.md"},
-	"sign_in_failures_handled": {"Change or reset the password of the account within a day, or acknowledge the sign-ins", "guides/dashboard.md"},
+	"api_keys_bounded":         "Replace these API keys with keys that expire, and revoke them",
+	"api_keys_rotated":         "Replace these API keys, and revoke them",
+	"api_keys_used":            "Revoke these API keys",
+	"least_privilege":          "Replace these API keys with keys that have only the scopes in use",
+	"duties_separated":         "Use one API key for administration and another one for reading",
+	"members_active":           "Remove these members, or ask them to sign in",
+	"email_verified":           "Ask these members to verify their addresses, or remove them",
+	"issuance_approved":        "Revoke what nobody approved, and find out who made it",
+	"departed_locked_out":      "Report this to the operator of the service: a removed member or key must not act",
+	"sign_in_failures_handled": "Change or reset the password of the account within a day, or acknowledge the sign-ins",
 
-	"log_reviewed":       {"Review the audit log once a month", "compliance.md"},
-	"access_reviewed":    {"Review the API keys and the members once a quarter", "compliance.md"},
-	"denials_reviewed":   {"Have a member who did not cause them acknowledge denials within a week", "compliance.md"},
-	"failures_reviewed":  {"Have a member who did not cause them acknowledge failures within a week", "compliance.md"},
-	"inventory_reviewed": {"Review the inventory of cryptography once a year", "compliance.md"},
-	"events_complete":    {"Report this to the operator of the service: each entry must be complete", "guides/verify-the-log.md"},
-	"assessed_daily":     {"Keep the service running, and look for errors of the daily assessment in its log", "guides/monitor.md"},
+	"log_reviewed":       "Review the audit log once a month",
+	"access_reviewed":    "Review the API keys and the members once a quarter",
+	"denials_reviewed":   "Have a member who did not cause them acknowledge denials within a week",
+	"failures_reviewed":  "Have a member who did not cause them acknowledge failures within a week",
+	"inventory_reviewed": "Review the inventory of cryptography once a year",
+	"events_complete":    "Report this to the operator of the service: each entry must be complete",
+	"assessed_daily":     "Keep the service running, and look for errors of the daily assessment in its log",
 
-	"keys_wrapped":           {"Use a key-management service, or keep the key file away from the database", "guides/kms.md"},
-	"transport_encrypted":    {"Configure a certificate, or say that a proxy ends TLS", "guides/certificates.md"},
-	"transport_quantum_safe": {"Set tls.pqRequired once all clients know X25519MLKEM768", "guides/certificates.md"},
-	"suites_quantum_safe":    {"Update the service to a release that uses ML-KEM-768 and ML-DSA-65", "guides/upgrade.md"},
-	"log_signed":             {"Set audit.signing to entry or batch", "reference/configuration.md"},
-	"log_verified":           {"Set audit.verification to 24h or less", "reference/configuration.md"},
-	"log_anchored":           {"Configure an anchor outside the database", "guides/anchors.md"},
-	"log_retained":           {"Make the archive readable again, and keep entries for a year", "guides/anchors.md"},
-	"log_retained_long":      {"Make the archive readable again, and keep entries for six years", "guides/anchors.md"},
-	"retention_set":          {"Set audit.retention.keep and audit.retention.archive, and keep the archive readable", "guides/anchors.md"},
-	"log_online":             {"Set audit.retention.keep to 2160h or longer", "guides/anchors.md"},
-	"clock_synchronised":     {"Run a time service such as chrony on the machine", "guides/standalone.md"},
-	"sealing_key_current":    {"Set a lifetime of sealing keys, and keep the service running", "guides/sealing-keys.md"},
-	"backup_recent":          {"Take a backup at least once a week", "guides/backup.md"},
+	"keys_wrapped":           "Use a key-management service, or keep the key file away from the database",
+	"transport_encrypted":    "Configure a certificate, or say that a proxy ends TLS",
+	"transport_quantum_safe": "Set tls.pqRequired once all clients know X25519MLKEM768",
+	"suites_quantum_safe":    "Update the service to a release that uses ML-KEM-768 and ML-DSA-65",
+	"log_signed":             "Set audit.signing to entry or batch",
+	"log_verified":           "Set audit.verification to 24h or less",
+	"log_anchored":           "Configure an anchor outside the database",
+	"log_retained":           "Make the archive readable again, and keep entries for a year",
+	"log_retained_long":      "Make the archive readable again, and keep entries for six years",
+	"retention_set":          "Set audit.retention.keep and audit.retention.archive, and keep the archive readable",
+	"log_online":             "Set audit.retention.keep to 2160h or longer",
+	"clock_synchronised":     "Run a time service such as chrony on the machine",
+	"sealing_key_current":    "Set a lifetime of sealing keys, and keep the service running",
+	"backup_recent":          "Take a backup at least once a week",
 }
 
-// Responsible returns whose job it is to mend what the probe finds.
+// Responsible returns whose job it is to fix what the probe finds.
 func (p *Probe) Responsible() Responsible {
 	of := func(one Probe) bool { return one.Name == p.Name }
 	if slices.ContainsFunc(StateProbes, of) || p.Name == "assessed_daily" {
@@ -86,7 +87,7 @@ func (p *Probe) Responsible() Responsible {
 	}
 	switch p.Name {
 	case "deletion_final", "changes_versioned", "departed_locked_out", "events_complete", "integrity_intact":
-		return TheDeployment // properties of the service, which no tenant can mend
+		return TheDeployment // properties of the service, which no tenant can fix
 	}
 	return TheTenant
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/compliance"
 )
 
-// TestEachProbeHasARemedy makes each probe fail, and looks for what mends it and for the page that
-// says how.
+// TestEachProbeHasARemedy makes each probe fail, and looks for what fixes it and for the section that
+// says how. The page has no other sections of that kind.
 func TestEachProbeHasARemedy(t *testing.T) {
 	for i := range compliance.Probes {
 		p := &compliance.Probes[i]
@@ -27,9 +27,16 @@ func TestEachProbeHasARemedy(t *testing.T) {
 		if r.Remedy == "" || r.Since == nil {
 			t.Errorf("%s fails with remedy %q since %v", p.Name, r.Remedy, r.Since)
 		}
-		page := strings.TrimPrefix(r.Guide, "https://github.com/latticekeep/latticekeep/blob/main/")
-		if _, err := os.Stat("../../" + page); err != nil || page == r.Guide {
-			t.Errorf("%s: the guide %q is not a page of the documentation", p.Name, r.Guide)
+		page, section, _ := strings.Cut(strings.TrimPrefix(r.Guide, "https://github.com/latticekeep/latticekeep/blob/main/"), "#")
+		text, err := os.ReadFile("../../" + page)
+		if err != nil || page == r.Guide {
+			t.Fatalf("%s: the guide %q is not a page of the documentation", p.Name, r.Guide)
+		}
+		if !strings.Contains(string(text), "\n### `"+section+"`\n") {
+			t.Errorf("%s: %s has no section %s", p.Name, page, section)
+		}
+		if n := strings.Count(string(text), "\n### "); n != len(compliance.Probes) {
+			t.Errorf("%s has %d sections for %d probes", page, n, len(compliance.Probes))
 		}
 	}
 }
