@@ -265,7 +265,7 @@ func TestAReportStatesOrganisationAndPeriod(t *testing.T) {
 		}
 	}
 	for _, query := range []string{
-		"&organisation=", "&organisation=" + strings.Repeat("x", 201), "&organisation=a%0Ab", "&organisation=a%00", "&organisation=%E2%80%AEabc", "&organisation=%20", "&organisation=%FF",
+		"&organisation=", "&organisation=" + strings.Repeat("x", 201), "&organisation=a%0Ab", "&organisation=a%00", "&organisation=%E2%80%AEabc", "&organisation=%20", "&organisation=%FF", "&organisation=%E3%85%A4", "&organisation=a%E2%A0%80", "&organisation=a%EF%B8%8F",
 		"&from=2026-11-32", "&from=yesterday", "&from=2099-01-01", "&from=",
 	} {
 		s.Get("/api/v2/compliance/report?framework=soc2"+query).Message(t, http.StatusBadRequest)

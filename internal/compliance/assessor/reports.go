@@ -23,7 +23,7 @@ import (
 const maxOrganisation = 200
 
 var (
-	errOrganisation = fault.New(fault.Invalid, "organisation must have 1 to 200 characters, and no control characters")
+	errOrganisation = fault.New(fault.Invalid, "organisation must have 1 to 200 characters, and none that shows nothing, such as a control character, a joiner or U+3164")
 	errFrom         = fault.New(fault.Invalid, "from must not be later than the day of the head")
 	errKSIAbout     = fault.New(fault.Invalid, "organisation and from are for the formats pdf and oscal: a report of the format ksi has no place for them")
 
@@ -142,10 +142,18 @@ func checkAbout(about compliance.About, format compliance.Format) error {
 	case format == compliance.KSI && about != (compliance.About{}):
 		return errKSIAbout
 	case name != "" && (!utf8.ValidString(name) || utf8.RuneCountInString(name) > maxOrganisation || strings.TrimSpace(name) == "" ||
-		strings.ContainsFunc(name, func(r rune) bool { return unicode.IsControl(r) || unicode.In(r, unicode.Cf, unicode.Zl, unicode.Zp) })):
+		strings.ContainsFunc(name, showsNothing)):
 		return errOrganisation
 	}
 	return nil
+}
+
+// showsNothing reports whether a character that is no space is not seen: controls, what Unicode has programs ignore
+// (Default_Ignorable_Code_Point), and the empty pattern of Braille, which is not among these.
+func showsNothing(r rune) bool {
+	const emptyBraille = '\u2800'
+	return r == emptyBraille || unicode.IsControl(r) ||
+		unicode.In(r, unicode.Cf, unicode.Zl, unicode.Zp, unicode.Variation_Selector, unicode.Other_Default_Ignorable_Code_Point)
 }
 
 // since returns the scores from a day on.
