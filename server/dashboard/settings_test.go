@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -380,4 +381,33 @@ func TestRulesOfTheOrganisation(t *testing.T) {
 	b.accessible()
 	b.press("Take away ci/**")
 	b.sees("None: every credential expires.")
+}
+
+// On a phone the parts of the settings are one row, in which the one that is open is in sight; an address is not broken within its words.
+func TestTheSettingsFitAPhone(t *testing.T) {
+	t.Parallel()
+	p := start(t)
+	o := p.register("Narrow", "marianne.lindqvist@nordwind.example")
+	p.verify(o)
+	p.must(o.CreateAPIKey(t.Context(), v2.CreateAPIKeyRequest{Name: "forever", Scopes: []v2.Scope{v2.ScopeVaultRead}}))
+	b := p.tab()
+	b.signIn(o, "/settings/api-keys")
+	lines := value[[]string](b, `(() => {
+		const name = document.querySelector('td.words bdi'), range = document.createRange(), lines = [];
+		for (const text of name.childNodes) if (text.data) { range.selectNodeContents(text); lines.push(text.data + ' ' + range.getClientRects().length); }
+		return lines;
+	})()`)
+	if !slices.Equal(lines, []string{"marianne.lindqvist@ 1", "nordwind.example 1"}) {
+		t.Errorf("the address has the lines %q", lines)
+	}
+	b.size(390, 844)
+	for _, part := range []string{"api-keys", "plan"} {
+		b.open("/settings/" + part)
+		b.settled()
+		b.until(`(() => {
+			const nav = document.querySelector('.tabs').getBoundingClientRect(), open = document.querySelector('.tabs [aria-current]').getBoundingClientRect();
+			return open.left >= nav.left && open.right <= nav.right && nav.height < 1.5 * open.height;
+		})()`)
+		b.narrow()
+	}
 }

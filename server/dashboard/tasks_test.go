@@ -116,7 +116,7 @@ func TestTenTasksTakeFewSteps(t *testing.T) {
 		}},
 		{"find what nobody reads", 2, func(h *hands) {
 			h.follow("Vault")
-			h.choose("Sort by", "Unused for the longest time first")
+			h.choose("Sort by", "Longest unused")
 			h.sees("1 credential")
 		}},
 		{"revoke an API key", 3, func(h *hands) {

@@ -1,6 +1,7 @@
 package dashboard_test
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -259,7 +260,7 @@ func refusal(status int, message string) reply {
 // returns is called.
 func (b *tab) answer(method, path string, r reply) (stop func()) {
 	b.t.Helper()
-	ctx, cancel := b.bounded()
+	ctx, cancel := context.WithCancel(b.ctx) // however long the test takes
 	var pending sync.WaitGroup
 	err := chromedp.Listen(ctx, func(event any) {
 		e, ok := event.(*fetch.EventRequestPaused)

@@ -5,15 +5,16 @@ import (
 	"encoding/json"
 	"fmt"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 
-	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
 	"github.com/chromedp/chromedp/kb"
 	"sigs.k8s.io/yaml"
 
-	"github.com/latticekeep/latticekeep/internal/audit"
+	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
 	"github.com/latticekeep/latticekeep/api/v1beta1"
+	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/dotenv"
 )
 
@@ -33,6 +34,11 @@ func TestTheVaultIsATree(t *testing.T) {
 	b := p.tab()
 	b.signIn(o, "/vault")
 	b.sees("1 folder, 1 credential")
+	b.size(390, 844)
+	if labels := value[[]string](b, `[...document.querySelectorAll('tbody tr')].map(r => getComputedStyle(r.cells[0], '::before').content)`); !slices.Equal(labels, []string{"none", `attr(data-title)`}) && !slices.Equal(labels, []string{"none", `"Name"`}) {
+		t.Errorf("on a phone the names have the labels %q", labels)
+	}
+	b.size(1280, 900)
 	b.follow("shop/")
 	b.sees("2 folders")
 	b.follow("prod/")
@@ -104,12 +110,6 @@ func TestEditsAreReviewedAndConflictsShown(t *testing.T) {
 	b.takeErrors() // the browser's own, of the 412
 }
 
-// A kept version is compared with the current one, and restored.
-func TestAnEarlierVersionIsComparedAndRestored(t *testing.T) {
-	t.Parallel()
-	p := start(t)
-	o := p.register("Histories", "hedda@example.org")
-	p.must(o.PutHistoryRule(t.Context(), v2.HistoryRuleRequest{Path: "**", VersionsKept: 5}))
 // Values that were read are copied as the manifest of an object, sealed in the page: it opens with the deployment's key as that object, and no
 // request has a value.
 func TestACredentialIsCopiedAsSealedCredential(t *testing.T) {
@@ -167,6 +167,12 @@ func TestACredentialIsCopiedAsSealedCredential(t *testing.T) {
 	}
 }
 
+// A kept version is compared with the current one, and restored.
+func TestAnEarlierVersionIsComparedAndRestored(t *testing.T) {
+	t.Parallel()
+	p := start(t)
+	o := p.register("Histories", "hedda@example.org")
+	p.must(o.PutHistoryRule(t.Context(), v2.HistoryRuleRequest{Path: "**", VersionsKept: 5}))
 	id := p.seal(o, "shop/db", "database", "password", "one", 30)
 	p.must(o.ReplaceCredential(t.Context(), id, v2.ReplaceRequest{Values: map[string]string{"password": "two"}}))
 	b := p.tab()

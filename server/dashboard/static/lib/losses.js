@@ -46,8 +46,8 @@ export function Losses({change, access}) {
     ${shown && shown.unjudged > 0 && html`<p class="hint">${count(shown.unjudged, 'use')} by ServiceAccounts could not be judged: the log does not have their names.</p>`}
     ${shown && !shown.whole && html`<p class="hint">The log has more than was read. <code>latticekeep access</code> with <code>--dry-run</code> reads all of it.</p>`}</div>
     ${shown && shown.losses.length > 0 && html`<${Table} caption="Who would lose what" rowKey="key" rows=${shown.losses} columns=${[
-      {title: 'Who', cell: l => html`<${Subject} of=${actor(l)} />`},
-      {title: 'Loses', cell: l => html`<span><strong>${l.verb}</strong>${' '}${l.name ? html`<${Link} to=${'/vault/' + encodeURIComponent(l.credential_id)}><${Name}>${l.name}<//><//>` : html`<${Hash}>${l.credential_id}<//>`}</span>`},
+      {title: 'Who', class: 'words', cell: l => html`<${Subject} of=${actor(l)} />`},
+      {title: 'Loses', class: 'words', cell: l => html`<span><strong>${l.verb}</strong>${' '}${l.name ? html`<${Link} to=${'/vault/' + encodeURIComponent(l.credential_id)}><${Name}>${l.name}<//><//>` : html`<${Hash}>${l.credential_id}<//>`}</span>`},
       {title: 'Uses', cell: l => number(l.uses)},
       {title: 'Last', class: 'once', cell: l => html`<${Time} at=${l.last_used_at} relative />`},
     ]} />`}

@@ -2,7 +2,7 @@
 import {html} from '../vendor/preact.js';
 import {get} from './api.js';
 import {visible} from './format.js';
-import {Choice, Hash, Input, Name} from './ui.js';
+import {Address, Choice, Hash, Input} from './ui.js';
 
 const serviceAccount = 'system:serviceaccount:';
 
@@ -25,7 +25,7 @@ export async function loadAccess(signal) {
 }
 
 // Subject shows what loadAccess has of one.
-export const Subject = ({of}) => html`<span><span class="quiet">${of.kind}</span> ${of.name === undefined ? html`<${Hash}>${of.id}<//>` : html`<${Name}>${of.name}<//>`}</span>`;
+export const Subject = ({of}) => html`<span><span class="quiet">${of.kind}</span> ${of.name === undefined ? html`<${Hash}>${of.id}<//>` : html`<${Address}>${of.name}<//>`}</span>`;
 
 // said is a subject in a sentence, and for labels.
 export const said = of => visible(of.name ?? of.id);

@@ -248,9 +248,6 @@ export function Act({onClick, children, kind = '', done, texts, ...more}) {
     ${state.error && html`<${Trouble} error=${state.error} retry=${run} texts=${texts} />`}`;
 }
 
-// Copy puts text on the clipboard; text may be a function that fetches it, so that a
-// value can be copied without being shown.
-export function Copy({text, label = 'Copy', small = false, done = 'Copied'}) {
 // toClipboard puts text on the clipboard, or says why it cannot.
 export async function toClipboard(text) {
   try {
@@ -260,6 +257,9 @@ export async function toClipboard(text) {
   }
 }
 
+// Copy puts text on the clipboard; text may be a function that fetches it, so that a
+// value can be copied without being shown.
+export function Copy({text, label = 'Copy', small = false, done = 'Copied'}) {
   const [copied, setCopied] = useState(false);
   const copy = async () => {
     try {

@@ -116,7 +116,6 @@ const columns = [
   ['Status', 'fit', o => html`<${Status} of=${o} />`],
   ['Target Secret', 'target', o => html`<${Target} of=${o} />`],
   ['Credential', 'fit', o => o.credential_id ? html`<${Link} to=${'/vault/' + encodeURIComponent(o.credential_id)}>version ${number(o.version)}<//>` : html`<span class="quiet">none yet</span>`],
-  ['Next rotation', 'fit', o => o.next_rotation_at ? html`<${Time} at=${o.next_rotation_at} relative />` : html`<span class="quiet">not planned</span>`],
   ['Message', 'message', o => saying(o) && html`<span title=${visible(saying(o))}><${Name}>${saying(o)}<//></span>`],
 ];
 

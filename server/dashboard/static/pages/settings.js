@@ -1,6 +1,6 @@
 // Settings: what belongs to the organisation and to the user. Each part has a file of its own, which is fetched when
 // the part is first gone to.
-import {html, useEffect, useState} from '../vendor/preact.js';
+import {html, useEffect, useRef, useState} from '../vendor/preact.js';
 import {useAccount} from '../lib/account.js';
 import {Empty, Link, Page, Skeleton, Trouble, useHere} from '../lib/ui.js';
 
@@ -25,9 +25,19 @@ export function Settings() {
   const {params} = useHere();
   const name = params.part ?? (account.can(admin) ? 'api-keys' : 'profile');
   const is = Object.hasOwn(parts, name) ? parts[name] : {title: 'Settings'};
+  const tabs = useRef();
+  useEffect(() => { // the tab that is open is in sight, however narrow the row
+    const nav = tabs.current, middle = e => e.getBoundingClientRect().left + e.clientWidth / 2;
+    const watch = new ResizeObserver(() => {
+      const open = nav.querySelector('[aria-current]');
+      if (open) nav.scrollLeft += middle(open) - middle(nav);
+    });
+    watch.observe(nav);
+    return () => watch.disconnect();
+  }, [name]);
   const open = p => !p.scope || account.can(p.scope);
   return html`<${Page} title=${is.title}>
-    <nav class="row tabs" aria-label="Settings">${Object.entries(parts).filter(([, p]) => open(p)).map(([to, p]) => html`
+    <nav class="row tabs" aria-label="Settings" ref=${tabs}>${Object.entries(parts).filter(([, p]) => open(p)).map(([to, p]) => html`
       <${Link} key=${to} to=${'/settings/' + to} aria-current=${p === is ? 'page' : undefined}>${p.title}<//>`)}</nav>
     ${!is.load ? html`<${Empty} title="There is no such part of the settings"><p>Choose one of those above.</p><//>`
     : !open(is) ? html`<${Empty} title="Your role does not allow this"><p>Owners and admins of your organisation see it. Ask one of them.</p><//>`

@@ -85,7 +85,7 @@ export function Vault() {
       <${Search} label="Type" name="type" maxlength="63" list="types" />
       <${Search} label="Tag" name="tag" maxlength="64" />
       <${Filter} label="Expires" name="within" options=${[['', 'At any time'], ['7', 'Within 7 days'], ['30', 'Within 30 days'], ['90', 'Within 90 days'], ['365', 'Within 365 days']]} />
-      <${Filter} label="Sort by" name="sort" options=${[['', 'Name'], ['updated', 'Updated, newest first'], ['created', 'Created, newest first'], ['expires', 'Expires, soonest first'], ['last_read', 'Last read, newest first'], ['unread', 'Unused for the longest time first']]} />
+      <${Filter} label="Sort by" name="sort" options=${[['', 'Name'], ['updated', 'Updated'], ['created', 'Created'], ['expires', 'Expires'], ['last_read', 'Last read'], ['unread', 'Longest unused']]} />
       <datalist id="types">${types.map(type => html`<option key=${type} value=${type}></option>`)}</datalist>
     </div>
     <${Path} folder=${folder} />
@@ -115,7 +115,7 @@ function NewButton({folder = ''}) {
 function List({folder, folders, credentials, flat, sort}) {
   const rows = [...folders.map(path => ({folder: path, credential_id: path})), ...credentials];
   const of = cell => row => row.folder ? '' : cell(row);
-  return html`<${Table} caption="Credentials" rowKey="credential_id" rows=${rows} sort=${sort} onSort=${to => setQuery({sort: to, cursor: ''})} columns=${[
+  return html`<${Table} caption="Credentials" rowKey="credential_id" rows=${rows} sort=${sort} onSort=${to => setQuery({sort: to, cursor: ''})} rowClass=${c => c.folder ? 'alone' : ''} columns=${[
     {title: 'Name', sort: '', cell: c => c.folder
       ? html`<${Link} class="folder" to=${inFolder(c.folder)}><${Icon} name="Folder" /><${Name}>${c.folder.slice(folder.length)}<//><//>`
       : html`<span><${Link} to=${'/vault/' + encodeURIComponent(c.credential_id)}><${Name}>${flat || !c.name.startsWith(folder) ? c.name : c.name.slice(folder.length)}<//><//>${c.owned && html` <${Tag}>Kubernetes<//>`}</span>`},

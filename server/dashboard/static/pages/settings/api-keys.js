@@ -24,7 +24,7 @@ export function APIKeys() {
           {title: 'Name', class: 'whole', cell: k => html`<span><${Name}>${k.name}<//></span> <${Hash} label="Copy the id">${k.key_id}<//>`},
           {title: 'Scopes', class: 'once', cell: k => html`<ul class="plain">${k.scopes.map(s => html`<li key=${s}><code>${s}</code></li>`)}</ul>`},
           {title: 'Policies', cell: k => html`<${Policies} of=${policiesOf(a, k)} name=${a.policyName} />`},
-          {title: 'Created', cell: k => html`<span><${Time} at=${k.created_at} relative /></span> <span class="quiet">by <${Name}>${said(a.of(k.created_by))}<//></span>`},
+          {title: 'Created', class: 'words', cell: k => html`<span><${Time} at=${k.created_at} relative /></span> <span class="quiet">by <${Address}>${said(a.of(k.created_by))}<//></span>`},
           {title: 'Last used', class: 'once', cell: k => html`<${Time} at=${k.last_used_at} relative />`},
           {title: 'Expires', class: 'once', cell: k => k.status === 'expired' ? html`<${Tag} kind="bad">expired<//>` : k.status === 'pending' ? html`<${Tag} kind="warn">waits for approval<//>` : html`<${Time} at=${k.expires_at} relative />`},
           {title: 'Actions', hidden: true, class: 'fit', cell: k => html`<span class="actions">${k.status === 'pending' && account.user?.role === 'owner' && html`<button type="button" aria-label=${'Approve ' + visible(k.name)} onClick=${() => setApproving(k)}>Approve</button>`}

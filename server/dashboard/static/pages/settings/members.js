@@ -17,7 +17,7 @@ export function Members() {
     <${Panel} title=${count(list.length, 'member')} actions=${html`<button type="button" class="primary" disabled=${!account.writes} onClick=${() => setInviting(true)}>Invite member</button>`}>
       ${!account.writes && html`<p class="hint">Inviting and changing roles is not possible since the trial has ended.</p>`}
       <${Table} caption="Members" rowKey="user_id" rows=${list} columns=${[
-        {title: 'Address', cell: m => html`<${Name}>${m.email}<//>${m.user_id === me ? ' (you)' : ''}`},
+        {title: 'Address', cell: m => html`<span><${Address}>${m.email}<//>${m.user_id === me ? ' (you)' : ''}</span>`},
         {title: 'Role', cell: m => m.role},
         {title: 'Verified', cell: m => m.email_verified ? html`<${Tag} kind="good">yes<//>` : html`<${Tag} kind="warn">not yet<//>`},
         {title: 'Since', cell: m => html`<${Time} at=${m.created_at} />`},
@@ -28,7 +28,7 @@ export function Members() {
     <//>
     <${Panel} title="Open invitations">${invitations.length === 0 ? html`<p class="quiet">None. Invite a member, and they get an e-mail with a link.</p>`
       : html`<${Table} caption="Invitations" rowKey="invitation_id" rows=${invitations} columns=${[
-          {title: 'Address', cell: i => html`<${Name}>${i.email}<//>`},
+          {title: 'Address', cell: i => html`<${Address}>${i.email}<//>`},
           {title: 'Role', cell: i => i.role},
           {title: 'Expires', cell: i => html`<${Time} at=${i.expires_at} relative />`},
           {title: 'Actions', hidden: true, class: 'fit', cell: i => html`<${Act} kind="danger" aria-label=${'Withdraw the invitation of ' + visible(i.email)} done="The invitation is withdrawn" onClick=${async () => {

@@ -48,7 +48,7 @@ export function Policies() {
         <${Table} caption="List of bindings" rowKey="subject" rows=${rows} columns=${[
           {title: 'Who', cell: b => html`<${Subject} of=${a.of(b.subject)} />`},
           {title: 'Policies', cell: b => b.policies.length === 0 ? html`<${Tag} kind="warn">none: no path is allowed<//>` : html`<ul class="plain">${b.policies.map(id => html`<li key=${id}><${Name}>${a.policyName(id)}<//></li>`)}</ul>`},
-          {title: 'Bound', cell: b => html`<${Time} at=${b.bound_at} relative /> <span class="quiet">by ${b.bound_by ? html`<${Name}>${said(a.of(b.bound_by))}<//>` : 'the service'}</span>`},
+          {title: 'Bound', cell: b => html`<${Time} at=${b.bound_at} relative /> <span class="quiet">by ${b.bound_by ? html`<${Address}>${said(a.of(b.bound_by))}<//>` : 'the service'}</span>`},
           {title: 'Actions', hidden: true, class: 'fit', cell: b => html`<span class="actions">
             <button type="button" disabled=${!account.writes} aria-label=${'Change the policies of ' + said(a.of(b.subject))} onClick=${() => setOpen({bind: b})}>Change</button>
             <button type="button" class="danger" aria-label=${'Unbind ' + said(a.of(b.subject))} onClick=${() => setOpen({unbind: a.of(b.subject)})}>Unbind</button></span>`},

@@ -23,7 +23,7 @@ export function Webhooks() {
       <${Loaded} of=${hooks}>${({webhooks: list}) => list.length === 0
         ? html`<${Empty} title="No webhooks yet"><p>Create one for each channel or program that is to be told.</p><//>`
         : html`<${Table} caption="List of webhooks" rowKey="webhook_id" rows=${list} columns=${[
-            {title: 'Host', class: 'once', cell: h => h.host === '' ? html`<${Tag} kind="bad">damaged: delete it<//>` : html`<${Name}>${h.host}<//>`},
+            {title: 'Host', class: 'once words', cell: h => h.host === '' ? html`<${Tag} kind="bad">damaged: delete it<//>` : html`<${Name}>${h.host}<//>`},
             {title: 'Description', cell: h => h.description && html`<${Name}>${h.description}<//>`},
             {title: 'Id', class: 'once', cell: h => html`<${Hash} label="Copy the id">${h.webhook_id}<//>`},
             {title: 'Created', class: 'once', cell: h => html`<${Time} at=${h.created_at} short />`},
@@ -91,7 +91,7 @@ function Deliveries({of, turn}) {
   return html`<${Panel} title=${`Deliveries to ${called(of)}`} actions=${html`<button type="button" onClick=${deliveries.reload}>Load again</button>`}>
     <${Loaded} of=${deliveries}>${({deliveries: list}) => list.length === 0 ? html`<p class="quiet">Nothing was sent in the last 30 days.</p>`
       : html`<${Table} caption="Deliveries" rowKey="delivery_id" rows=${list} columns=${[
-          {title: 'Event', cell: d => html`<span><code>${visible(d.event)}</code> <span class="quiet">made <${Time} at=${d.created_at} relative /></span></span>`},
+          {title: 'Event', class: 'words', cell: d => html`<span><code>${visible(d.event)}</code> <span class="quiet">made <${Time} at=${d.created_at} relative /></span></span>`},
           {title: 'State', cell: d => html`<${Tag} kind=${states[d.state]?.[0]}>${states[d.state]?.[1] ?? d.state}<//>`},
           {title: 'Attempts', cell: d => number(d.attempts)},
           {title: 'Last answer', class: 'told', cell: answerOf},
