@@ -39,9 +39,9 @@ function Health({of, at}) {
   const chain = of.find(h => h.part === 'chain' && h.status === 'ok');
   return html`<${Panel} title="Health" class="panel wide line">
     <ul class="health">${of.map(h => html`<li key=${h.part}><${Tag} kind=${healthKinds[h.status]}>${healthNames[h.part]}<span class="unseen">: ${healthWords[h.status]}</span><//></li>`)}
-      ${chain && html`<li class="quiet">${chain.message}</li>`}${at && html`<li class="quiet">looked at <${Time} at=${at} relative /></li>`}</ul>
-    ${wrong.length > 0 && html`<ul class="remarks">${wrong.map(h => html`<li key=${h.part}><strong>${healthNames[h.part]}</strong> ${h.message}</li>`)}
-      <li class="quiet">The operator of this service has to fix these.</li></ul>`}
+      ${chain && html`<li class="quiet">${chain.message}</li>`}</ul>
+    ${(wrong.length > 0 || at) && html`<ul class="remarks">${wrong.map(h => html`<li key=${h.part}><strong>${healthNames[h.part]}</strong> ${h.message}</li>`)}
+      <li class="quiet">${wrong.length > 0 && 'The operator of this service has to fix these. '}${at && html`Looked at <${Time} at=${at} relative />.`}</li></ul>`}
   <//>`;
 }
 
