@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -66,10 +67,12 @@ func (d *deployment) operations(ctx context.Context) ([]operation, error) {
 		d.collect(ctx, seal, http.StatusCreated, func(answer []byte) error {
 			id, err := credentialID(answer)
 			unseals = append(unseals, request(http.MethodGet, "/api/v2/vault/"+id, d.key, nil))
-			lists = append(lists, request(http.MethodGet, fmt.Sprintf("/api/v2/vault/list?limit=%d&cursor=%s", pageSize, id), d.key, nil))
 			return err
 		}),
 	)
+	if err == nil {
+		lists, err = d.pages()
+	}
 	all := []operation{
 		{"encrypt", http.StatusOK, []primitive{sealMessage, dualSign, entrySign}, always(encrypt)},
 		{"decrypt", http.StatusOK, []primitive{dualVerify, openMessage, entrySign}, oneOf(decrypts)},
@@ -85,6 +88,40 @@ func (d *deployment) operations(ctx context.Context) ([]operation, error) {
 		}
 	}
 	return all, err
+}
+
+// pages returns a request for each page of the credentials, up to poolSize of them.
+func (d *deployment) pages() (requests [][]byte, err error) {
+	c, err := dial(d.replicas[0].address)
+	if err != nil {
+		return nil, err
+	}
+	defer c.close()
+	for cursor := ""; len(requests) < poolSize; {
+		path := fmt.Sprintf("/api/v2/vault/list?limit=%d", pageSize)
+		if cursor != "" {
+			path += "&cursor=" + url.QueryEscape(cursor)
+		}
+		page := request(http.MethodGet, path, d.key, nil)
+		status, answer, err := c.do(page)
+		if err == nil && status != http.StatusOK {
+			err = fmt.Errorf("a page of the list was answered %d: %s", status, answer)
+		}
+		if err != nil {
+			return nil, err
+		}
+		var found struct {
+			Next string `json:"next_cursor"`
+		}
+		if err := json.Unmarshal(answer, &found); err != nil {
+			return nil, err
+		}
+		requests = append(requests, page)
+		if cursor = found.Next; cursor == "" {
+			break
+		}
+	}
+	return requests, nil
 }
 
 func credentialID(answer []byte) (string, error) {
