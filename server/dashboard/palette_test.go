@@ -192,7 +192,6 @@ func TestThePaletteOffersWhatOneMayDo(t *testing.T) {
 	b.size(390, 844)
 	b.signIn(auditor, "/audit")
 	b.settled()
-	from := len(b.requested())
 	b.press("Search")
 	b.until(palette + ` === document.activeElement`)
 	b.narrow()
@@ -212,7 +211,7 @@ func TestThePaletteOffersWhatOneMayDo(t *testing.T) {
 	b.open("/audit")
 	b.settled()
 	b.press("Search")
-	from = len(b.requested())
+	from := len(b.requested())
 	b.fill("Page, action or credential", "audit")
 	value[bool](b, `new Promise(done => setTimeout(() => done(true), 600))`)
 	if asked := b.calls(from); len(asked) != 0 {

@@ -24,7 +24,7 @@ func TestNobodyWaitsForALongLog(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if n := s.newest.peek(story.Ours, 0).evidence.Count; n != 0 {
+	if n := s.newest.peek(story.Ours).evidence.Count; n != 0 {
 		t.Fatalf("visitors have gathered %d entries", n)
 	}
 	done, _ := s.ahead.Load(story.Ours)
@@ -51,10 +51,10 @@ func TestTheEvidenceOfVisitorsKeepsUp(t *testing.T) {
 	w.many(100)
 	check(t, visited.AssessAll(t.Context()))
 	check(t, unvisited.AssessAll(t.Context()))
-	if e, all := visited.evidence.newest.peek(story.Ours, 0).evidence, w.entries(story.Ours); e.Last.Sequence != all[len(all)-1].Sequence {
+	if e, all := visited.evidence.newest.peek(story.Ours).evidence, w.entries(story.Ours); e.Last.Sequence != all[len(all)-1].Sequence {
 		t.Errorf("it stands at entry %d, the log at %d", e.Last.Sequence, all[len(all)-1].Sequence)
 	}
-	if unvisited.evidence.newest.peek(story.Ours, 0) != nil {
+	if unvisited.evidence.newest.peek(story.Ours) != nil {
 		t.Error("a tenant that nobody visits is in memory")
 	}
 }

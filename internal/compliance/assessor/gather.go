@@ -82,11 +82,11 @@ func (c *cache) find(tenant authz.TenantID, head uint64) int {
 	return slices.IndexFunc(c.all, func(g *gathering) bool { return g.tenant == tenant && g.head == head })
 }
 
-// peek returns a gathering, or nil. It does not count as a use.
-func (c *cache) peek(tenant authz.TenantID, head uint64) *gathering {
+// peek returns the gathering of the newest entries, which has no head, or nil. It does not count as a use.
+func (c *cache) peek(tenant authz.TenantID) *gathering {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if at := c.find(tenant, head); at >= 0 {
+	if at := c.find(tenant, 0); at >= 0 {
 		return c.all[at]
 	}
 	return nil
@@ -277,7 +277,7 @@ func (s *gatherer) takeTurn(ctx context.Context, tenant authz.TenantID) error {
 // keepUp gathers what is new of a tenant whose evidence is in memory, so that callers need not. It
 // returns nil when there was too little time.
 func (s *gatherer) keepUp(ctx context.Context, tenant authz.TenantID) error {
-	g := s.newest.peek(tenant, 0)
+	g := s.newest.peek(tenant)
 	if g == nil {
 		return nil
 	}
