@@ -54,6 +54,7 @@ var varying = []struct {
 	{pattern: regexp.MustCompile(`(?m)^head: \d+ [0-9a-f]{64}$`), instead: "head: <sequence> <hash>"}, // printed by `latticekeep audit verify`
 	// Printed by `latticekeep backup` and `latticekeep restore`.
 	{pattern: regexp.MustCompile(`\bhead \d+ [0-9a-f]{64}\b`), instead: "head <sequence> <hash>"},
+	{pattern: regexp.MustCompile(`\bv0\.0\.0-\d{14}-[0-9a-f]{12}(\+dirty)?`), instead: "<version>"},
 	{pattern: regexp.MustCompile(`\b\d+ rows\b`), instead: "<count> rows"},
 	// How far the log has grown when `latticekeep audit verify` reads it.
 	{pattern: regexp.MustCompile(`(?m)\b1 to \d+$`), instead: "1 to <sequence>"},
