@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"strconv"
 	"time"
 )
@@ -105,6 +106,9 @@ func (c *connection) exchange(request []byte) (status int, body []byte, keep boo
 		}
 		keep = keep && !bytes.Equal(line, closing)
 	}
+	if status == http.StatusNoContent {
+		return status, nil, keep, nil
+	}
 	if length < 0 {
 		return 0, nil, false, errors.New("reading an answer: it has no length")
 	}
@@ -120,10 +124,15 @@ func (c *connection) exchange(request []byte) (status int, body []byte, keep boo
 
 // request returns a complete request. key may be empty, and body nil.
 func request(method, path, key string, body []byte) []byte {
+	return requestWith(method, path, "X-API-Key", key, body)
+}
+
+// requestWith is request with a key in another header.
+func requestWith(method, path, header, key string, body []byte) []byte {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "%s %s HTTP/1.1\r\nHost: bench\r\n", method, path)
 	if key != "" {
-		fmt.Fprintf(&b, "X-API-Key: %s\r\n", key)
+		fmt.Fprintf(&b, "%s: %s\r\n", header, key)
 	}
 	if body != nil {
 		fmt.Fprintf(&b, "Content-Type: application/json\r\nContent-Length: %d\r\n", len(body))

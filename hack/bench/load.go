@@ -126,6 +126,9 @@ func (l load) watch(ctx context.Context, d *deployment, measuring, over *atomic.
 // used returns the processor time and memory that all replicas have used.
 func (d *deployment) used() (cpu time.Duration, resident int64, err error) {
 	for _, r := range d.replicas {
+		if r.pid == 0 { // a peer's process is not known
+			continue
+		}
 		u, err := used(r.pid)
 		if err != nil {
 			return 0, 0, err

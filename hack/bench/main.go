@@ -32,6 +32,7 @@ var parts = []struct {
 	{"kms", "Keys under a key-management service", (*run).partKMS},
 	{"overload", "More than the server can do", (*run).partOverload},
 	{"logins", "Log-ins beside", (*run).partLogins},
+	{"peer", "A Vault or OpenBao that runs beside", partPeer},
 }
 
 func main() {
@@ -66,6 +67,8 @@ func command(ctx context.Context) (err error) {
 		r.least[name] = share
 		return nil
 	})
+	address := flag.String("peer", "", "`URL` of a Vault or OpenBao for the part peer, as http://127.0.0.1:8200; it gets two engines with names that begin with bench-, and loses them at the end")
+	token := flag.String("peer-token-file", "", "`file` with a token of the peer that may mount engines")
 	flag.BoolVar(&r.syncs, "syncs", true, "count them, in a run of its own under strace")
 	list(&r.signing, "signing", "of audit entries", "entry", "batch")
 	list(&r.only, "operation", "to drive", operationNames...)
@@ -73,6 +76,11 @@ func command(ctx context.Context) (err error) {
 	flag.Parse() //nolint:revive // main only calls this and reports
 	if r.roundCount < 1 || r.load.connections < 1 || r.credentials <= poolSize {
 		return fmt.Errorf("rounds and connections are at least 1, credentials more than %d", poolSize)
+	}
+	if *address != "" {
+		if r.peer, err = newPeer(*address, *token); err != nil {
+			return err
+		}
 	}
 	if r.dir, err = os.MkdirTemp(r.dir, "latticekeep-bench-"); err != nil {
 		return err

@@ -21,6 +21,7 @@ type run struct {
 	kmsOperations int                // minimum with a key-management service
 	least         map[string]float64 // minimum share of primitives in the server's time, by operation
 	syncs         bool               // count syncs
+	peer          *peer              // nil: none
 
 	bench           *bench
 	alone, together []costs // costs of the primitives, by round
