@@ -173,8 +173,9 @@ var ours = map[string]string{
 	"internal/store":                   "",
 	"internal/store/commit":            "internal/store",
 	"internal/store/overlay":           "internal/store",
-	"internal/store/bolt":              "internal/store internal/store/bolt/pages internal/store/commit internal/store/format internal/durable internal/volume internal/fault",
+	"internal/store/bolt":              "internal/store internal/store/bolt/pages internal/store/bolt/wal internal/store/commit internal/store/format internal/durable internal/volume internal/fault",
 	"internal/store/bolt/pages":        "internal/volume internal/fault",
+	"internal/store/bolt/wal":          "internal/store/commit internal/volume",
 	"internal/store/postgres":          "internal/store internal/store/format internal/store/postgres/address internal/store/postgres/rowcache internal/fault",
 	"internal/store/postgres/address":  "",
 	"internal/store/postgres/rowcache": "internal/memory",
@@ -244,6 +245,7 @@ var vendors = map[string]string{
 	"k8s.io/apimachinery":            "api/v1alpha1 api/v1beta1 controllers internal/app internal/cli internal/config internal/sealing internal/sealedsecrets internal/identity/tokenreview server/v2",
 	"github.com/go-logr/logr":        "controllers",
 	"k8s.io/klog/v2":                 "controllers",
+	"k8s.io/utils":                   "internal/store/bolt",
 	"sigs.k8s.io/yaml":               "internal/cli internal/sealedsecrets hack/crd hack/schemas",
 
 	"github.com/golang-jwt/jwt/v5":    "internal/identity/token internal/identity/tokenreview",

@@ -129,6 +129,11 @@ func openDeployment(ctx context.Context, p deploymentOptions) (_ *deployment, er
 	if err := rows.Open(ctx, database, log, d.reader, d.keys.OpenRow); err != nil {
 		return nil, err
 	}
+	if embedded, is := database.(*bolt.Store); is {
+		if err := writeAhead(ctx, s, embedded); err != nil { // not fatal: each commit then takes two syncs
+			p.logger.WarnContext(ctx, "commits are slower until the next start: there is no write-ahead log", "error", err)
+		}
+	}
 	switch {
 	case !made && p.dev:
 		p.logger.InfoContext(ctx, "created a new deployment in an empty database", "chain", d.log.Fingerprint())
@@ -238,6 +243,18 @@ func openDatabase(ctx context.Context, p deploymentOptions, hook store.Hook, spa
 		return nil, fmt.Errorf("opening %s: %w", offline.DatabaseFile, err)
 	}
 	return s, nil
+}
+
+// writeAhead lets the embedded database use a write-ahead log, which earlier releases do not know.
+func writeAhead(ctx context.Context, s store.Store, embedded *bolt.Store) error {
+	f, err := format.Of(ctx, s)
+	if err == nil && f.Writer < format.Ahead {
+		err = s.Update(ctx, func(tx store.Tx) error { return format.Raise(tx, format.Ahead, format.Ahead) })
+	}
+	if err != nil {
+		return fmt.Errorf("raising the format of the store: %w", err)
+	}
+	return embedded.WriteAhead(ctx)
 }
 
 // kmsOf opens the current KMS key and the previous ones, and returns them with their URLs. It

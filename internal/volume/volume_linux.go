@@ -54,3 +54,13 @@ func NextData(f *os.File, from int64) (begin, end int64, err error) {
 	}
 	return begin, end, err
 }
+
+// SyncData makes what was written to f durable, and of its metadata what is needed to read that.
+func SyncData(f *os.File) error {
+	for {
+		err := syscall.Fdatasync(int(f.Fd()))
+		if !errors.Is(err, syscall.EINTR) {
+			return err
+		}
+	}
+}

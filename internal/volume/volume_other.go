@@ -28,3 +28,5 @@ func NextData(f *os.File, from int64) (begin, end int64, err error) {
 	}
 	return from, info.Size(), nil
 }
+
+func SyncData(f *os.File) error { return f.Sync() }

@@ -239,7 +239,7 @@ func (p *process) recover() {
 // leftovers returns files that no part of the program will use again.
 func (d *deployment) leftovers() (left []string) {
 	_ = filepath.WalkDir(d.path("data"), func(path string, e os.DirEntry, err error) error {
-		if err == nil && !e.IsDir() && e.Name() != "latticekeep.db" {
+		if err == nil && !e.IsDir() && !slices.Contains([]string{"latticekeep.db", "latticekeep.db.wal"}, e.Name()) {
 			left = append(left, path)
 		}
 		return err

@@ -5,8 +5,9 @@
 //
 // Callers of Update queue. One writer goroutine takes all queued requests as a group. It lets each
 // caller run its closure in turn inside one bbolt transaction, calls the hook, and commits, with
-// two syncs for the whole group. There are no timers: the next group gathers while a group is being
-// synced, and starts as soon as the sync returns.
+// two syncs for the whole group, or with one to the write-ahead log (see Writing ahead). There are no
+// timers for groups: the next one gathers while a group is being synced, and starts as soon as the
+// sync returns.
 //
 // The parts own their state: queue the waiting requests, views the file in use and the Views that
 // read it, scrubber what has to be wiped, followers what copies have to read again and what was not
@@ -117,29 +118,34 @@ func Open(path string, o Options) (*Store, error) {
 			return nil, fmt.Errorf("creating database: %w", err)
 		}
 	}
-	f, err := openFile(path, o.ReadOnly, d)
-	if err != nil {
-		return nil, fmt.Errorf("opening database: %w", err)
-	}
 	wake := make(chan struct{}, 1)
 	s := &Store{
 		opts: o, disk: d,
-		queue:    &queue{now: o.Now, wake: wake, turns: make(chan func())},
-		views:    &views{file: f, left: make(chan struct{}, 1), wake: wake},
+		queue:    &queue{now: o.Now, wake: wake, turns: make(chan func()), ended: make(chan struct{})},
+		views:    &views{left: make(chan struct{}, 1), wake: wake},
 		scrubber: &scrubber{pace: o.pace, disk: d, logger: o.Logger},
 	}
 	s.followers = &followers{opts: &s.opts, journal: &journal{bound: o.Journal, full: make(chan struct{}, 1)}}
 	s.writer = &writer{
 		path: path, opts: &s.opts, disk: d, queue: s.queue, views: s.views, scrubber: s.scrubber,
-		reserve: newReserve(f, o), followers: s.followers, last: f, stopped: make(chan struct{}),
+		followers: s.followers, stopped: s.queue.ended,
 	}
+	open := s.writer.openApplied
+	if o.ReadOnly {
+		open = func() (*file, error) { return openMerged(path, d) }
+	}
+	f, err := open()
+	if f == nil {
+		return nil, fmt.Errorf("opening database: %w", err)
+	}
+	s.views.use(f)
+	s.writer.last, s.writer.reserve = f, newReserve(f, o)
 	s.compactor = newCompactor(s, o.upkeep)
 	if !o.ReadOnly {
-		if err := f.view(s.followers.takeUp); err != nil {
-			_ = f.close()
-			return nil, fmt.Errorf("opening database: %w", err)
+		if s.writer.proved.Store(o.Now().UnixNano()); err != nil { // otherwise the file has just been written
+			s.views.failed.Store(true)
+			s.writer.failedToOpen(err)
 		}
-		s.writer.proved.Store(o.Now().UnixNano()) // the file has just been written
 		// An earlier process may not have wiped what it freed, and its failed commits may have left
 		// bytes in the tail of the file.
 		s.scrubber.suspect()
@@ -161,7 +167,7 @@ func (s *Store) View(ctx context.Context, fn func(store.Reader) error) error {
 	}
 	defer s.views.leave(f, epoch)
 
-	tx, data, err := f.begin(false)
+	tx, r, err := f.beginView()
 	if err != nil {
 		if f.wedged.Load() {
 			s.views.drop(f)
@@ -174,7 +180,6 @@ func (s *Store) View(ctx context.Context, fn func(store.Reader) error) error {
 		}
 	}()
 
-	r := &reader{data: data}
 	deadline := s.opts.Now().Add(viewLimit)
 	r.check = func() error {
 		if err := ctx.Err(); err != nil {

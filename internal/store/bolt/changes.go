@@ -195,6 +195,7 @@ type followers struct {
 	// Keys that a running copy or compaction has yet to read; nil when none is running.
 	copying, compacting atomic.Pointer[changedKeys]
 
+	taken   bool                    // takeUp has run; the writer goroutine owns this
 	shipped atomic.Pointer[shipped] // up to where the log of commits was shipped; nil until [Store.Shipped]
 }
 
@@ -208,8 +209,8 @@ func (f *followers) noteKeys(log []change) {
 }
 
 // note lists the keys that t changes, and makes a record when the journal wants one. It runs before
-// the commit with the id, in its transaction.
-func (f *followers) note(t *tx, id []byte) (made *Commit, err error) {
+// the commit with the id and the time, in its transaction.
+func (f *followers) note(t *tx, id []byte, at time.Time) (made *Commit, err error) {
 	state := t.bolt.Bucket([]byte(bucketCommit))
 	l, ok := logOf(t.bolt)
 	switch {
@@ -233,7 +234,7 @@ func (f *followers) note(t *tx, id []byte) (made *Commit, err error) {
 	}
 	if keys := slices.Sorted(maps.Keys(t.wrote)); len(keys) > 0 {
 		l.number++
-		row := newCommitRow(id, f.opts.Now(), keys)
+		row := newCommitRow(id, at, keys)
 		if l.bytes += uint64(len(row)); l.bytes > listBytes {
 			f.opts.Logger.Error("the log of commits has ended: too much was changed since it was last shipped", "shipped", l.shipped, "commits", l.number-l.shipped)
 			return nil, f.endLog(t.bolt)

@@ -410,7 +410,7 @@ func (c *compaction) compare(p page, r store.Range) error {
 // replace puts the new file in the place of the old one, which it returns. It returns nil without
 // an error while more keys are noted than one page holds. The writer calls it between two commits.
 func (w *writer) replace(n *newFile, notes *changedKeys) (old *file, err error) {
-	if !w.views.usable() {
+	if !w.views.usable() || w.ahead.behind != nil {
 		return nil, errRecovering
 	}
 	defer w.disk.busy()()

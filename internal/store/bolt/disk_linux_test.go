@@ -22,6 +22,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/volume"
 	"github.com/latticekeep/latticekeep/test/disktest"
 )
 
@@ -439,5 +440,45 @@ func TestARefusedChangeTakesNothingFromTheReserve(t *testing.T) {
 	wg.Wait()
 	if read != nil || !errors.Is(refused, errReserved) {
 		t.Errorf("the read: %v; the change: %v", read, refused)
+	}
+}
+
+// On a volume with little room commits go to the database, and others keep that room.
+func TestALogLeavesTheLastRoomToOthers(t *testing.T) {
+	dir := disktest.Mount(t, disktest.Tmpfs, 32<<20)
+	path := filepath.Join(dir, "db")
+	s := open(t, path, Options{})
+	put(t, s, "a", nil)
+	_, free, _, err := volume.Of(s.writer.last.File)
+	must(t, err)
+	must(t, os.WriteFile(filepath.Join(dir, "others"), make([]byte, free-3<<20), 0o600))
+	must(t, s.WriteAhead(t.Context()))
+	never(t, s)
+	put(t, s, "b", nil)
+	info, err := os.Stat(path + walSuffix)
+	must(t, err)
+	if info.Size() > 0 {
+		t.Errorf("the log takes %d bytes", info.Size())
+	}
+	must(t, os.Remove(filepath.Join(dir, "others")))
+	put(t, s, "c", nil)
+	must(t, s.between(t.Context(), func() {
+		if s.writer.ahead.open == nil {
+			t.Error("with room again, commits are not written ahead")
+		}
+	}))
+}
+
+// Without a reserve, everything that fits is still taken on a nearly full disk.
+func TestWhatFitsOnAFullDiskIsWrittenAheadOrNot(t *testing.T) {
+	dir := disktest.Mount(t, disktest.Ext4, 96<<20)
+	s := openAhead(t, filepath.Join(dir, "db"), Options{})
+	never(t, s)
+	for i := range 200 {
+		put(t, s, fmt.Sprint(i), marked("v", 3000))
+	}
+	disktest.Fill(t, dir)
+	for i := range 500 {
+		put(t, s, fmt.Sprint(i%200), marked("w", 3000))
 	}
 }

@@ -41,6 +41,8 @@ type file struct {
 	*os.File
 	db *bbolt.DB
 
+	recent atomic.Pointer[recent] // what Views read beside the file; nil: nothing
+
 	allocated int64 // the file has blocks up to here; 0: not known yet
 	sparse    bool  // the file system cannot allocate
 

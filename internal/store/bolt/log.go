@@ -125,10 +125,14 @@ func (s *Store) CommitsAfter(ctx context.Context, log LogID, number, at uint64, 
 
 // takeUp fills the journal with what an earlier process listed and did not ship. It runs before the first
 // commit of this process: otherwise one record of the list would stand for commits of both.
-func (f *followers) takeUp(tx *bbolt.Tx) error {
+func (f *followers) takeUp(tx *bbolt.Tx) {
+	if f.taken {
+		return
+	}
+	f.taken = true
 	l, ok := logOf(tx)
 	if !ok || f.journal.bound == 0 {
-		return nil
+		return
 	}
 	list, data := tx.Bucket([]byte(bucketList)), tx.Bucket([]byte(bucketData))
 	newest := commitRow(list.Get(numberKey(l.number)))
@@ -146,11 +150,10 @@ func (f *followers) takeUp(tx *bbolt.Tx) error {
 		}
 		if made == nil || size > f.journal.bound {
 			f.journal.forget(l.id, n) // CommitsAfter reads the list, or says what is wrong with it
-			return nil
+			return
 		}
 		f.journal.add(made)
 	}
-	return nil
 }
 
 // Shipped says that commits up to number were shipped, so that the list need not have them. position
@@ -163,10 +166,16 @@ func (s *Store) Shipped(log LogID, number uint64, position []byte) {
 // Journaled is signalled when the journal has become half full.
 func (s *Store) Journaled() <-chan struct{} { return s.followers.journal.full }
 
-// readFile runs read over the last commit. read must copy what it keeps.
+// readFile runs read over the last commit in the file, which lacks what was written ahead only when the file
+// is behind or opened for reading. read must copy what it keeps.
 func (s *Store) readFile(ctx context.Context, read func(*bbolt.Tx) error) error {
 	if err := ctx.Err(); err != nil {
 		return ended(err)
+	}
+	if !s.opts.ReadOnly {
+		if err := s.queue.turn(ctx, func() {}); err != nil { // which flushes
+			return err
+		}
 	}
 	f, epoch, err := s.views.enter()
 	if err != nil {

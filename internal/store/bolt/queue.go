@@ -43,7 +43,8 @@ type queue struct {
 	now  func() time.Time
 	wake chan struct{} // wakes the writer: a request is pending, or close was called
 
-	turns chan func() // what the writer runs between two groups
+	turns chan func()   // what the writer runs between two groups
+	ended chan struct{} // closed when the writer has ended
 
 	mu      sync.Mutex
 	pending *group // nil when nobody waits
@@ -174,13 +175,15 @@ func (q *queue) close() {
 	poke(q.wake)
 }
 
-// turn runs do in the writer, between two groups. The queue must not be closed meanwhile.
+// turn runs do in the writer, between two groups and after a flush.
 func (q *queue) turn(ctx context.Context, do func()) error {
 	done := make(chan struct{})
 	select {
 	case q.turns <- func() { defer close(done); do() }:
 		<-done
 		return nil
+	case <-q.ended:
+		return errClosed()
 	case <-ctx.Done():
 		return ended(ctx.Err())
 	}

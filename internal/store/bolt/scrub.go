@@ -93,14 +93,13 @@ func (s *scrubber) isDue() bool {
 	return s.clean != nil && s.resting == nil
 }
 
-// awaitOldViews waits for the Views that block a due scrub, and reports whether the scrub may
-// begin.
-func (s *scrubber) awaitOldViews(v *views) bool {
+// awaitViews waits until no View blocks a due scrub, and reports whether that is so.
+func (s *scrubber) awaitViews(v *views, blocked func() bool) bool {
 	giveUp := time.After(0)
 	if s.overdue {
 		giveUp = time.After(s.pace.hold)
 	}
-	if !v.await(v.stale, giveUp) {
+	if !v.await(blocked, giveUp) {
 		if s.overdue {
 			s.logger.Error("freed pages could not be wiped in time: a View does not end")
 			s.overdue = false
@@ -111,7 +110,6 @@ func (s *scrubber) awaitOldViews(v *views) bool {
 		return false
 	}
 	s.patience, s.overdue = nil, false
-	s.resting = time.After(s.pace.pause)
 	return true
 }
 

@@ -1,6 +1,7 @@
 package bolt
 
 import (
+	"cmp"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -111,6 +112,10 @@ func (w *writer) lookForRoom(used, needed int64) (room int64) {
 // refill looks for room when no group does.
 func (w *writer) refill() {
 	if w.reserve.size == 0 || w.reserve.again != nil || !w.views.usable() {
+		return
+	}
+	if open := w.ahead.open; open != nil {
+		w.lookForRoom(open.bolt.Size(), open.growth)
 		return
 	}
 	tx, _, err := w.beginWrite()
@@ -234,13 +239,14 @@ func (f *file) findAllocated(used int64) error {
 	return nil
 }
 
-// growth returns about the number of bytes by which a commit of t makes the file longer, if no page
-// is free: what was put, the pages around that, and the list of free pages. Entries of events are
-// written later, by the hook, so they are estimated.
+// growth returns about the number of bytes by which a commit of t's transaction makes the file longer, if
+// no page is free: what was put, the pages around that, and the list of free pages. Entries of events are
+// written later, by the hook, so they are estimated. A change that was undone has its pages written all
+// the same.
 func (t *tx) growth() int64 {
 	const entry = 8 << 10
 	page := int64(os.Getpagesize())
-	return 64*page + int64(t.bytes)*5/4 + int64(len(t.log))*page + int64(len(t.events))*entry
+	return cmp.Or(t.earlier, 64*page) + int64(t.bytes)*5/4 + int64(t.touched)*page + int64(len(t.events))*entry
 }
 
 // probeSize is about the size of an entry with what goes with it.

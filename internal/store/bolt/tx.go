@@ -17,6 +17,7 @@ import (
 // process if it outlived the map.
 type reader struct {
 	data    *bbolt.Bucket
+	recent  *rows        // rows of commits that the file does not have yet; nil: none, as in a tx
 	check   func() error // returns nil while the closure may read on
 	changes int          // number of writes, which invalidate cursors
 }
@@ -28,6 +29,11 @@ func (r *reader) Get(key []byte) (value []byte, err error) {
 	}
 	if err := checkKey(key); err != nil {
 		return nil, err
+	}
+	if r.recent != nil {
+		if found, ok := r.recent.Get(item{key: key}); ok {
+			return bytes.Clone(found.value), nil
+		}
 	}
 	err = guard(func() error {
 		value = bytes.Clone(r.data.Get(key))
@@ -48,7 +54,7 @@ func (r *reader) Scan(rg store.Range, visit func(key, value []byte) bool) error 
 		}
 		var key, value []byte
 		err := guard(func() error {
-			k, v := c.next()
+			k, v := c.step()
 			key, value = bytes.Clone(k), bytes.Clone(v)
 			return nil
 		})
@@ -58,7 +64,6 @@ func (r *reader) Scan(rg store.Range, visit func(key, value []byte) bool) error 
 		if key == nil {
 			return nil
 		}
-		c.last = append(c.last[:0], key...) // a copy of its own: visit gets the other
 		if !visit(key, value) {
 			return nil
 		}
@@ -71,17 +76,76 @@ type cursor struct {
 	r       *reader
 	rg      store.Range
 	bolt    *bbolt.Cursor
-	last    []byte // the key visited last; nil at the beginning
+	last    []byte // a copy of the file's key that was passed last; nil at the beginning
 	changes int    // value of reader.changes when bolt was positioned
+
+	// For a reader with recent rows: the next pair of the file and the next recent one.
+	begun      bool
+	key, value []byte
+	recent     item
+	more       bool // there is a next recent row
 }
 
-// next returns the next pair of the range, or nil.
+// step returns the next pair of the file and of the recent rows, or nil.
+func (c *cursor) step() (key, value []byte) {
+	if c.r.recent == nil {
+		return c.next()
+	}
+	if !c.begun {
+		c.begun = true
+		c.key, c.value = c.next()
+		c.recent, c.more = nextRecent(c.r.recent, c.rg, nil)
+	}
+	for {
+		order := c.compare()
+		if order > 0 {
+			if key, value = c.key, c.value; key == nil {
+				return nil, nil // bbolt's cursor must not go on from its end
+			}
+		} else {
+			key, value = c.recent.key, c.recent.value
+			c.recent, c.more = nextRecent(c.r.recent, c.rg, key)
+		}
+		if order >= 0 {
+			c.key, c.value = c.next()
+		}
+		if value != nil {
+			return key, value
+		}
+	}
+}
+
+// compare tells which of the next pairs comes first: below 0 the recent one, above 0 that of the file, and
+// 0 when the recent one is in the place of the other.
+func (c *cursor) compare() int {
+	switch order := bytes.Compare(c.recent.key, c.key); {
+	case !c.more:
+		return 1
+	case c.key == nil: // the end of the file
+		return -1
+	case c.rg.Reverse:
+		return -order
+	default:
+		return order
+	}
+}
+
+// next returns the next pair of the range in the file, or nil.
 func (c *cursor) next() (key, value []byte) {
 	moved := c.changes != c.r.changes
 	c.changes = c.r.changes
 	if c.rg.Reverse {
-		return c.prev(moved)
+		key, value = c.prev(moved)
+	} else {
+		key, value = c.following(moved)
 	}
+	if key != nil {
+		c.last = append(c.last[:0], key...)
+	}
+	return key, value
+}
+
+func (c *cursor) following(moved bool) (key, value []byte) {
 	switch {
 	case c.last == nil:
 		key, value = c.bolt.Seek(c.rg.From)
@@ -125,18 +189,22 @@ func (c *cursor) prev(moved bool) (key, value []byte) {
 }
 
 // tx is the transaction of one group. Its log of changes serves to undo closures that fail, and
-// tells afterwards what the group has done.
+// tells afterwards what the group has done. Groups that are written ahead share a transaction of bbolt.
 type tx struct {
 	reader
-	bolt   *bbolt.Tx
-	log    []change
-	wrote  map[string]int // number of the changes in log, by key
-	events []any
-	after  []func()  // called after the commit
-	broken error     // set when bbolt panicked: the transaction must not be committed
-	bytes  int       // length of the keys and values that were put
-	room   int64     // what fitted on the disk when the group began
-	begins *logState // a log of commits begins with this commit; nil mostly
+	bolt    *bbolt.Tx
+	txid    int   // of bolt, which does not know it any more after the commit
+	earlier int64 // growth of the groups before this one in bolt
+	direct  bool  // the group is not to be written ahead
+	log     []change
+	wrote   map[string]int // number of the changes in log, by key
+	touched int            // number of all changes, those that were undone too
+	events  []any
+	after   []func()  // called after the commit
+	broken  error     // set when bbolt panicked: the transaction must not be committed
+	bytes   int       // length of the keys and values that were put
+	room    int64     // what fitted on the disk when the group began
+	begins  *logState // a log of commits begins with this commit; nil mostly
 }
 
 // change is one write with the value that it replaced.
@@ -209,6 +277,7 @@ func (t *tx) change(c change, do func(key []byte) error) error {
 			return fmt.Errorf("writing to bbolt: %w", err)
 		}
 		t.log = append(t.log, c)
+		t.touched++
 		if t.wrote == nil {
 			t.wrote = make(map[string]int)
 		}
@@ -249,7 +318,9 @@ func (t *tx) undo(m mark) {
 }
 
 // changed reports whether there is anything to commit.
-func (t *tx) changed() bool { return len(t.log)+len(t.events) > 0 || t.begins != nil }
+func (t *tx) changed() bool {
+	return len(t.log)+len(t.events) > 0 || t.begins != nil
+}
 
 // deletes reports whether the group removed a key.
 func (t *tx) deletes() bool {

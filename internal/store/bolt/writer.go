@@ -1,7 +1,6 @@
 package bolt
 
 import (
-	"bytes"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/store/bolt/wal"
 )
 
 // The pauses between attempts to reopen the file grow from firstRetry to lastRetry.
@@ -36,12 +36,18 @@ type writer struct {
 	proved    atomic.Int64 // Unix nanoseconds at which a commit last succeeded, or a healthy store was last sent a probe
 
 	// The writer goroutine owns these.
-	last    *file            // the newest file, to be closed before the next is opened
-	retry   <-chan time.Time // until it fires, the writer reopens the file only for a group
-	backoff time.Duration    // last duration of retry
+	last  *file // the newest file, to be closed before the next is opened
+	ahead ahead
+	retry retry
 
 	stopped  chan struct{} // closed when the writer has ended and the file is closed
 	closeErr error         // error of closing the file; read after stopped
+}
+
+// retry is when the writer tries to reopen the file again.
+type retry struct {
+	after <-chan time.Time // until it fires, the writer reopens the file only for a group
+	pause time.Duration    // the last pause; 0: no attempt has failed
 }
 
 // write is the writer goroutine. It serves groups and between them first recovers, then scrubs,
@@ -52,9 +58,12 @@ func (w *writer) write() {
 		case <-w.queue.wake:
 		case <-w.views.left:
 		case do := <-w.queue.turns:
+			_ = w.flush() // the file then has all commits, or is behind, or out of use
 			do()
-		case <-w.retry:
-			w.retry = nil
+		case <-w.ahead.due:
+			_ = w.flush()
+		case <-w.retry.after:
+			w.retry.after = nil
 		case <-w.reserve.again:
 			w.reserve.again = nil
 		case <-w.scrubber.resting:
@@ -71,15 +80,16 @@ func (w *writer) write() {
 			return
 		}
 		w.mend()
+		w.resume()
 		w.refill()
 		w.wipeFreed()
 	}
 }
 
-// mend reopens the file when it is out of use. It cannot leave that to the next group: callers that
-// read before they update would fail at the read and never send one.
+// mend reopens the file when it is out of use, or lacks what the write-ahead log has. It cannot leave that
+// to the next group: callers that read before they update would fail at the read and never send one.
 func (w *writer) mend() {
-	if w.views.usable() || w.retry != nil {
+	if w.views.usable() && w.ahead.behind == nil || w.retry.after != nil {
 		return
 	}
 	if w.reopen() == nil {
@@ -99,7 +109,7 @@ func (w *writer) serve(g *group) {
 		attempted = true
 		g.err = w.commit(g.tx, g.probe)
 	default:
-		_ = w.rollback(g.tx.bolt) // nothing was committed, whether or not this succeeds
+		w.abandon(g.tx)
 	}
 	if attempted && w.opts.Observer != nil {
 		w.opts.Observer(store.Commit{Updates: len(g.requests), Took: w.opts.Now().Sub(began), Err: g.err})
@@ -151,18 +161,57 @@ func (w *writer) runHook(t *tx) (err error) {
 // begin starts the transaction of a group. If a failure has not been cleared up, it first tries to
 // reopen the file.
 func (w *writer) begin() (*tx, error) {
-	if !w.views.usable() {
+	switch {
+	case w.ahead.behind != nil && w.retry.after != nil:
+		return nil, unavailable(w.ahead.behind)
+	case w.ahead.behind != nil || !w.views.usable():
 		if err := w.reopen(); err != nil {
 			return nil, err
 		}
 	}
-	b, data, err := w.beginWrite()
-	if err != nil {
-		return nil, unavailable(err)
+	t := &tx{reader: reader{check: func() error { return nil }}}
+	if w.isTight() {
+		if err := w.flush(); err != nil { // so that it is known how much room is left
+			return nil, err
+		}
+		t.direct = true
 	}
-	t := &tx{bolt: b, reader: reader{data: data, check: func() error { return nil }}}
-	t.room = w.lookForRoom(b.Size(), t.growth())
+	if open := w.ahead.open; open != nil {
+		t.bolt, t.data, t.txid, t.earlier = open.bolt, open.data, open.txid, open.growth
+	} else {
+		b, data, err := w.beginWrite()
+		if err != nil {
+			return nil, unavailable(err)
+		}
+		t.bolt, t.data, t.txid = b, data, b.ID()
+	}
+	t.room = w.lookForRoom(t.bolt.Size(), t.growth())
 	return t, nil
+}
+
+// isTight reports whether there is so little room that a flush must show how much there is.
+func (w *writer) isTight() bool {
+	open := w.ahead.open
+	if open == nil {
+		return false
+	}
+	needed, kept := open.growth, w.reserve.size+lastRoom
+	if w.reserve.size == 0 {
+		needed += kept // otherwise looking keeps it
+	}
+	return w.lookForRoom(open.bolt.Size(), needed)-open.growth < kept
+}
+
+// abandon ends a group that commits nothing. Its transaction stays open for what was written ahead in it.
+func (w *writer) abandon(t *tx) {
+	if open := w.ahead.open; open != nil {
+		if t.undo(mark{}); t.broken == nil {
+			open.growth = t.growth()
+			return
+		}
+		w.views.drop(w.last) // a reopened file gets what was written ahead from the log
+	}
+	_ = w.rollback(t.bolt) // nothing was committed, whether or not this succeeds
 }
 
 // beginWrite starts a write transaction. If that fails, it takes the file out of use.
@@ -190,42 +239,55 @@ func (w *writer) commit(t *tx, probe bool) error {
 	if err := w.fits(t); err != nil {
 		w.views.failed.Store(true)
 		w.opts.Logger.Error("committing failed", "error", err)
-		return unavailable(errors.Join(err, w.rollback(t.bolt))) // nothing was written: the file stays open
+		w.abandon(t) // nothing was written: the file stays open
+		return unavailable(err)
 	}
 	w.followers.noteKeys(t.log)
-	id := make([]byte, 16)
-	rand.Read(id) // never fails
+	var id wal.ID
+	rand.Read(id[:]) // never fails
+	at := w.opts.Now()
 	var made *Commit
-	err := w.disk.durably("commit", func() error {
-		return guard(func() (err error) {
-			if made, err = w.followers.note(t, id); err != nil {
-				return err
-			}
-			if err := t.bolt.Bucket([]byte(bucketCommit)).Put([]byte(keyCommit), id); err != nil {
-				return err
-			}
-			if probe || w.views.failed.Load() {
-				if err := putProbe(t.bolt); err != nil {
+	note := func() (err error) {
+		if made, err = w.followers.note(t, id[:], at); err != nil {
+			return err
+		}
+		return t.bolt.Bucket([]byte(bucketCommit)).Put([]byte(keyCommit), id[:])
+	}
+	var err error
+	if record, items := w.encodeAhead(t, probe, id, at); record != nil {
+		if err = guard(note); err == nil {
+			err = w.writeAhead(t, id, record, items)
+		}
+	} else {
+		err = w.disk.durably("commit", func() error {
+			return guard(func() (err error) {
+				if err := note(); err != nil {
 					return err
 				}
-			}
-			return t.bolt.Commit()
+				if probe || w.views.failed.Load() {
+					if err := putProbe(t.bolt); err != nil {
+						return err
+					}
+				}
+				return w.commitBolt(t.bolt)
+			})
 		})
-	})
+		if err == nil {
+			w.ahead.state.Newest = id
+			w.flushed(t.txid)
+		}
+	}
 	if err == nil {
 		w.views.failed.Store(false)
 		w.proved.Store(w.opts.Now().UnixNano())
 		w.committed(t, made)
 		return nil
 	}
-	_ = w.rollback(t.bolt) // the file is reopened anyway
 	w.opts.Logger.Error("committing failed", "error", err)
-	if rerr := w.reopen(); rerr != nil {
+	_ = w.rollback(t.bolt) // the file is reopened anyway, and gets what was written ahead from the log
+	rerr := w.reopen()
+	if w.last == nil || w.ahead.state.Newest != id {
 		return unavailable(errors.Join(err, rerr))
-	}
-	last, rerr := w.lastCommit()
-	if rerr != nil || !bytes.Equal(last, id) {
-		return unavailable(err)
 	}
 	w.opts.Logger.Info("the commit that failed has persisted")
 	w.committed(t, made)
@@ -240,7 +302,6 @@ func (w *writer) committed(t *tx, made *Commit) {
 	for _, do := range t.after {
 		do()
 	}
-	w.views.age()
 	if t.deletes() {
 		w.scrubber.request()
 	}
@@ -251,13 +312,21 @@ func (w *writer) committed(t *tx, made *Commit) {
 // tries again, see mend.
 func (w *writer) reopen() error {
 	defer w.disk.busy()()
+	if w.ahead.open != nil {
+		_ = w.rollback(w.ahead.open.bolt)
+		w.ahead.open, w.ahead.due = nil, nil
+	}
+	if w.ahead.log != nil {
+		_ = w.ahead.log.Close() // its records are read again
+		w.ahead.log = nil
+	}
 	if w.last != nil {
 		w.views.drop(w.last)
 		w.views.await(w.views.any, nil)
 		if err := w.last.close(); err != nil {
 			w.opts.Logger.Warn("closing the database failed", "error", err)
 		}
-		w.last = nil
+		w.last, w.ahead.behind = nil, nil
 	}
 	// The outcome of the last commit is unknown here, so Scrubbed waits for the scrub from the moment
 	// the members are answered.
@@ -265,38 +334,46 @@ func (w *writer) reopen() error {
 	var f *file
 	err := syncFolder(w.path, w.disk) // the name of a compacted file must be durable before the next commit
 	if err == nil {
-		f, err = openFile(w.path, w.opts.ReadOnly, w.disk)
+		f, err = w.openApplied()
+	}
+	if f != nil {
+		w.last = f
+		w.views.use(f)
 	}
 	if err != nil {
-		if w.backoff == 0 { // once per outage
-			w.opts.Logger.Error("opening the database again failed, will be tried again", "error", err)
-		}
-		w.backoff = min(max(2*w.backoff, firstRetry), lastRetry)
-		w.retry = time.After(w.backoff)
+		w.failedToOpen(err)
 		return unavailable(fmt.Errorf("opening database again: %w", err))
 	}
-	w.last, w.retry, w.backoff = f, nil, 0
-	w.views.use(f)
+	w.retry = retry{}
 	return nil
 }
 
-// lastCommit returns the id of the newest commit in the file.
-func (w *writer) lastCommit() (id []byte, err error) {
-	err = w.last.view(func(tx *bbolt.Tx) error {
-		id = bytes.Clone(tx.Bucket([]byte(bucketCommit)).Get([]byte(keyCommit)))
-		return nil
-	})
-	if err != nil {
-		w.views.drop(w.last)
+// failedToOpen says when to try again.
+func (w *writer) failedToOpen(err error) {
+	if w.retry.pause == 0 { // once per outage
+		w.opts.Logger.Error("opening the database failed, will be tried again", "error", err)
 	}
-	return id, err
+	if w.retry.pause = min(max(2*w.retry.pause, firstRetry), lastRetry); w.ahead.behind != nil {
+		w.retry.pause = applyAgain
+	}
+	w.retry.after = time.After(w.retry.pause)
 }
 
 // wipeFreed scrubs if a scrub is due and nothing blocks it.
 func (w *writer) wipeFreed() {
-	if !w.scrubber.isDue() || !w.views.usable() || !w.scrubber.awaitOldViews(w.views) {
+	if !w.scrubber.isDue() || !w.views.usable() || w.ahead.behind != nil {
 		return
 	}
+	if w.ahead.open != nil {
+		// All Views that are open now will be older than the flush.
+		if !w.scrubber.overdue && !w.scrubber.awaitViews(w.views, w.views.any) || w.flush() != nil {
+			return
+		}
+	}
+	if !w.scrubber.awaitViews(w.views, w.views.stale) {
+		return
+	}
+	w.scrubber.resting = time.After(w.scrubber.pace.pause)
 	if err := w.scrub(); err != nil {
 		w.opts.Logger.Error("wiping freed pages failed, will be tried again", "error", err)
 	}
@@ -309,7 +386,10 @@ func (w *writer) scrub() error {
 		return fmt.Errorf("beginning to scrub: %w", err)
 	}
 	err = w.scrubber.wipe(w.last, tx.ID())
-	if err := errors.Join(err, w.rollback(tx)); err != nil {
+	if err = errors.Join(err, w.rollback(tx)); err == nil {
+		err = w.wipeLog()
+	}
+	if err != nil {
 		return err
 	}
 	w.scrubber.finish()
@@ -321,12 +401,18 @@ func (w *writer) finish() {
 	defer close(w.stopped)
 	w.views.await(w.views.any, nil)
 	var scrubbed error
-	if !w.opts.ReadOnly && w.views.usable() {
-		scrubbed = w.scrub()
+	if !w.opts.ReadOnly && w.views.usable() && w.ahead.behind == nil {
+		scrubbed = w.flush()
+		if scrubbed == nil {
+			scrubbed = w.endLog() // before the scrub, as it frees pages
+		}
+		if scrubbed == nil {
+			scrubbed = w.scrub()
+		}
 	}
-	var closed error
+	closed := w.ahead.behind
 	if w.last != nil {
-		closed = w.last.close()
+		closed = errors.Join(closed, w.last.close())
 	}
 	w.closeErr = errors.Join(scrubbed, closed)
 }

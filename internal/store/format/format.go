@@ -26,8 +26,8 @@ import (
 
 // Formats of this program.
 const (
-	Reads  = 5 // newest format that this program reads; it reads all older ones too
-	Writes = 5 // newest format that this program writes; at most Reads
+	Reads  = 6 // newest format that this program reads; it reads all older ones too
+	Writes = 6 // newest format that this program writes; at most Reads
 
 	// State is the format of a store whose rows are bound to the log: a program that does not bind
 	// what it writes must not write there, and one that does not know the rows of the state would
@@ -62,6 +62,10 @@ const (
 	// Details is the format of a store with details of credentials (package vault/details): a program that
 	// does not know them deletes a credential and leaves what was said of it. No release has this alone.
 	Details = 5
+
+	// Ahead is the format of an embedded store that commits to a write-ahead log (package store/bolt/wal): a
+	// program that does not know the log takes the store for one of an earlier time.
+	Ahead = 6
 )
 
 // Readers reports whether all processes that use the database read a format: whether no replica of an
