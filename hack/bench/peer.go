@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/http"
 	"net/url"
 	"os"
@@ -69,7 +70,7 @@ func (p *peer) begin() error {
 	return errors.Join(
 		p.send(http.MethodPost, "bench-transit/keys/encrypt", map[string]any{"type": "aes256-gcm96"}),
 		p.send(http.MethodPost, "bench-transit/keys/sign", map[string]any{"type": "ed25519"}),
-		p.send(http.MethodPost, "bench-kv/payments-database", map[string]any{"password": payload}),
+		p.send(http.MethodPost, "bench-kv/0", secret),
 	)
 }
 
@@ -81,7 +82,9 @@ func (p *peer) end() (err error) {
 	return err
 }
 
-// operations are those with the names of our own.
+var secret = map[string]any{"password": payload}
+
+// operations are those with the names of our own. Secrets are stored under poolSize names.
 func (p *peer) operations() map[string]operation {
 	text := base64.StdEncoding.EncodeToString([]byte(payload))
 	of := func(status int, method, path string, body any) operation {
@@ -91,8 +94,10 @@ func (p *peer) operations() map[string]operation {
 	return map[string]operation{
 		"encrypt": of(http.StatusOK, http.MethodPost, "bench-transit/encrypt/encrypt", map[string]any{"plaintext": text}),
 		"sign":    of(http.StatusOK, http.MethodPost, "bench-transit/sign/sign", map[string]any{"input": text}),
-		"seal":    of(http.StatusNoContent, http.MethodPost, "bench-kv/payments-database", map[string]any{"password": payload}),
-		"unseal":  of(http.StatusOK, http.MethodGet, "bench-kv/payments-database", nil),
+		"seal": {status: http.StatusNoContent, next: func() []byte {
+			return p.request(http.MethodPost, fmt.Sprint("bench-kv/", rand.IntN(poolSize)), secret)
+		}},
+		"unseal": of(http.StatusOK, http.MethodGet, "bench-kv/0", nil),
 	}
 }
 

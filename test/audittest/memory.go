@@ -173,6 +173,11 @@ func (r rowKinds) Scan(rng store.Range, visit func(key, value []byte) bool) erro
 // Rehearsing runs every closure of Update twice, except where time is measured.
 func Rehearsing(t testing.TB, s store.Database) store.Store {
 	if _, benchmark := t.(*testing.B); benchmark {
+		if embedded, is := s.(*bolt.Store); is { // as a server does
+			if err := embedded.WriteAhead(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
 		return s
 	}
 	return storetest.Rehearsing(s)
