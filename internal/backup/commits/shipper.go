@@ -314,7 +314,7 @@ func (s *Shipper) adopt(ctx context.Context) (adopted bool, err error) {
 		if err != nil || found.Chain != s.chain || found.Log != l.id || found.Ordinal != l.at.Segment+1 || found.Previous != l.at.Digest || found.Last <= l.last {
 			return adopted, nil
 		}
-		id, err := s.Database.CommitID(ctx, l.id, found.At) // whose values it has
+		id, err := s.Database.CommitID(ctx, l.id, found.At) // it has the values of this commit
 		switch {
 		case fault.Of(err) == fault.NotFound || err == nil && id != found.Mark:
 			return adopted, nil

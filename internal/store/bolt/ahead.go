@@ -67,7 +67,7 @@ type recent struct {
 type ahead struct {
 	wanted bool      // begin a log once commits succeed
 	log    *wal.Log  // nil: groups are committed to bbolt
-	state  wal.State // of the file, with what was written ahead
+	state  wal.State // what the file has, with what was written ahead
 	behind error     // why the file in use lacks what the log has, so that nothing can be committed; nil: it does not
 
 	open *batch           // nil: nothing was written ahead since the last flush
@@ -80,7 +80,7 @@ type ahead struct {
 type batch struct {
 	bolt   *bbolt.Tx
 	data   *bbolt.Bucket
-	txid   int   // of bolt
+	txid   int   // bolt.ID()
 	growth int64 // as of tx.growth
 	rows   *rows // what View readers get a copy of
 }

@@ -173,7 +173,7 @@ func (s *Store) readFile(ctx context.Context, read func(*bbolt.Tx) error) error 
 		return ended(err)
 	}
 	if !s.opts.ReadOnly {
-		if err := s.queue.turn(ctx, func() {}); err != nil { // which flushes
+		if err := s.queue.turn(ctx, func() {}); err != nil { // a turn flushes
 			return err
 		}
 	}

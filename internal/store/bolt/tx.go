@@ -193,7 +193,7 @@ func (c *cursor) prev(moved bool) (key, value []byte) {
 type tx struct {
 	reader
 	bolt    *bbolt.Tx
-	txid    int   // of bolt, which does not know it any more after the commit
+	txid    int   // bolt.ID(), which bolt does not know any more after the commit
 	earlier int64 // growth of the groups before this one in bolt
 	direct  bool  // the group is not to be written ahead
 	log     []change

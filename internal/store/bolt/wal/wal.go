@@ -46,7 +46,7 @@ const (
 	headerSize = len(magic) + 4 + 4 + 3*16
 
 	step  = 1 << 20     // the file grows by so much
-	spare = 4 << 20     // which the volume keeps free for others
+	spare = 4 << 20     // the volume keeps this free for others
 	again = time.Second // pause between attempts to grow
 )
 
@@ -204,7 +204,7 @@ func syncFolder(path string) error {
 type Log struct {
 	file  *os.File
 	size  int64     // up to where the file has blocks, written and synced once
-	end   int64     // where the next record goes
+	end   int64     // the next record goes here
 	used  int64     // up to where records were written since the last Wipe
 	tried time.Time // when the file could not grow
 }
