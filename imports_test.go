@@ -175,7 +175,7 @@ var ours = map[string]string{
 	"internal/store/overlay":           "internal/store",
 	"internal/store/bolt":              "internal/store internal/store/bolt/pages internal/store/bolt/wal internal/store/commit internal/store/format internal/durable internal/volume internal/fault",
 	"internal/store/bolt/pages":        "internal/volume internal/fault",
-	"internal/store/bolt/wal":          "internal/store/commit internal/volume",
+	"internal/store/bolt/wal":          "internal/durable internal/store/commit internal/volume",
 	"internal/store/postgres":          "internal/store internal/store/format internal/store/postgres/address internal/store/postgres/rowcache internal/fault",
 	"internal/store/postgres/address":  "",
 	"internal/store/postgres/rowcache": "internal/memory",

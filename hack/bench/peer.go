@@ -102,7 +102,7 @@ func (p *peer) operations() map[string]operation {
 }
 
 // partPeer drives this product and the peer in turns, with the load's connections and with one.
-func partPeer(r *run, ctx context.Context) (err error) { //nolint:revive // as the methods of run that are parts
+func partPeer(r *run, ctx context.Context) (err error) { //nolint:revive // it stands in a table of methods of run
 	if r.peer == nil {
 		r.note("There is no peer: give -peer and -peer-token-file.")
 		return nil

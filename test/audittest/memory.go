@@ -173,7 +173,7 @@ func (r rowKinds) Scan(rng store.Range, visit func(key, value []byte) bool) erro
 // Rehearsing runs every closure of Update twice, except where time is measured.
 func Rehearsing(t testing.TB, s store.Database) store.Store {
 	if _, benchmark := t.(*testing.B); benchmark {
-		if embedded, is := s.(*bolt.Store); is { // as a server does
+		if embedded, is := s.(*bolt.Store); is { // a server writes ahead, too
 			if err := embedded.WriteAhead(t.Context()); err != nil {
 				t.Fatal(err)
 			}

@@ -497,110 +497,108 @@ func TestAValueThatLooksLikeARecordIsNone(t *testing.T) {
 // that must reach the disk, before and after it was done.
 func TestAStoreThatWritesAheadAgreesWithAModel(t *testing.T) {
 	steps := []string{"commit", "flush", "apply", "wipe log", "note log", "settle log"}
-	for seed := range uint64(1) { // more find nothing more, and take their time
-		random := rand.New(rand.NewPCG(seed, 9))
-		path := filepath.Join(t.TempDir(), "db")
-		var f faults
-		hookFails := false
-		s := openAhead(t, path, Options{pace: quick(), fault: f.step, Hook: func(tx store.Tx, _ []any) error {
-			if hookFails {
-				return errors.Join(tx.Put([]byte("hook"), nil), tx.Delete([]byte("k0010")), errInjected)
+	random := rand.New(rand.NewPCG(0, 9))
+	path := filepath.Join(t.TempDir(), "db")
+	var f faults
+	hookFails := false
+	s := openAhead(t, path, Options{pace: quick(), fault: f.step, Hook: func(tx store.Tx, _ []any) error {
+		if hookFails {
+			return errors.Join(tx.Put([]byte("hook"), nil), tx.Delete([]byte("k0010")), errInjected)
+		}
+		return nil
+	}})
+	never(t, s)
+	model := map[string]string{}
+	for round := range 150 {
+		next := maps.Clone(model)
+		kind := random.IntN(20)
+		hookFails = kind == 0
+		failing := ""
+		switch kind {
+		case 2, 3:
+			failing = steps[random.IntN(len(steps))]
+			if random.IntN(2) == 0 {
+				f.before.Store(failing, true)
+			} else {
+				f.after.Store(failing, true)
 			}
-			return nil
-		}})
-		never(t, s)
-		model := map[string]string{}
-		for round := range 150 {
-			next := maps.Clone(model)
-			kind := random.IntN(20)
-			hookFails = kind == 0
-			failing := ""
-			switch kind {
-			case 2, 3:
-				failing = steps[random.IntN(len(steps))]
-				if random.IntN(2) == 0 {
-					f.before.Store(failing, true)
-				} else {
-					f.after.Store(failing, true)
-				}
-			case 4:
-				flush(t, s)
-			case 5:
-				if random.IntN(4) == 0 {
-					_, _, err := s.Compact(t.Context())
-					must(t, err)
-				}
-			}
-			size := 400
-			if kind == 6 && random.IntN(4) == 0 {
-				size = wal.MaxSize
-			}
-			err := s.Update(t.Context(), func(tx store.Tx) error {
-				for range 1 + random.IntN(40) {
-					key := fmt.Sprintf("k%04d", random.IntN(400))
-					if random.IntN(100) < 45 {
-						must(t, tx.Delete([]byte(key)))
-						delete(next, key)
-						continue
-					}
-					next[key] = string(marked(fmt.Sprint(round), 1+random.IntN(size)))
-					must(t, tx.Put([]byte(key), []byte(next[key])))
-					size = 400
-				}
-				var got []string
-				rg := store.Range{Reverse: random.IntN(2) == 0}
-				must(t, tx.Scan(rg, func(k, _ []byte) bool { got = append(got, string(k)); return true }))
-				want := slices.Sorted(maps.Keys(next))
-				if rg.Reverse {
-					slices.Reverse(want)
-				}
-				if !slices.Equal(got, want) {
-					t.Errorf("seed %d round %d: the transaction has %d keys, want %d", seed, round, len(got), len(want))
-				}
-				if kind == 1 {
-					return errInjected
-				}
-				return nil
-			})
-			if failing != "" && random.IntN(2) == 0 {
-				flush(t, s)
-			}
-			f.before.Clear()
-			f.after.Clear()
-			hookFails = false
-			switch {
-			case err == nil:
-				model = next
-			case failing != "":
-				retryNow(t, s)
-				must(t, s.WriteAhead(t.Context()))
-				if got := contents(t, s); maps.Equal(got, next) { // the outcome was unknown
-					model = next
-				}
-			case kind > 1:
-				t.Fatal(err)
-			}
-			if failing != "" {
-				retryNow(t, s)
-				must(t, s.between(t.Context(), func() {}))
-			}
-			if got := contents(t, s); !maps.Equal(got, model) {
-				t.Fatalf("seed %d round %d, kind %d %s: %d rows, want %d", seed, round, kind, failing, len(got), len(model))
-			}
-			if round%40 == 7 {
-				var at string
-				must(t, s.between(t.Context(), func() { at = crash(t, path) }))
-				killed := open(t, at, Options{})
-				if got := contents(t, killed); !maps.Equal(got, model) {
-					t.Fatalf("seed %d round %d: after a kill %d rows, want %d", seed, round, len(got), len(model))
-				}
-				must(t, killed.Close())
+		case 4:
+			flush(t, s)
+		case 5:
+			if random.IntN(4) == 0 {
+				_, _, err := s.Compact(t.Context())
+				must(t, err)
 			}
 		}
-		must(t, s.Close())
-		sound(t, path)
-		alone(t, path)
+		size := 400
+		if kind == 6 && random.IntN(4) == 0 {
+			size = wal.MaxSize
+		}
+		err := s.Update(t.Context(), func(tx store.Tx) error {
+			for range 1 + random.IntN(40) {
+				key := fmt.Sprintf("k%04d", random.IntN(400))
+				if random.IntN(100) < 45 {
+					must(t, tx.Delete([]byte(key)))
+					delete(next, key)
+					continue
+				}
+				next[key] = string(marked(fmt.Sprint(round), 1+random.IntN(size)))
+				must(t, tx.Put([]byte(key), []byte(next[key])))
+				size = 400
+			}
+			var got []string
+			rg := store.Range{Reverse: random.IntN(2) == 0}
+			must(t, tx.Scan(rg, func(k, _ []byte) bool { got = append(got, string(k)); return true }))
+			want := slices.Sorted(maps.Keys(next))
+			if rg.Reverse {
+				slices.Reverse(want)
+			}
+			if !slices.Equal(got, want) {
+				t.Errorf("round %d: the transaction has %d keys, want %d", round, len(got), len(want))
+			}
+			if kind == 1 {
+				return errInjected
+			}
+			return nil
+		})
+		if failing != "" && random.IntN(2) == 0 {
+			flush(t, s)
+		}
+		f.before.Clear()
+		f.after.Clear()
+		hookFails = false
+		switch {
+		case err == nil:
+			model = next
+		case failing != "":
+			retryNow(t, s)
+			must(t, s.WriteAhead(t.Context()))
+			if got := contents(t, s); maps.Equal(got, next) { // the outcome was unknown
+				model = next
+			}
+		case kind > 1:
+			t.Fatal(err)
+		}
+		if failing != "" {
+			retryNow(t, s)
+			must(t, s.between(t.Context(), func() {}))
+		}
+		if got := contents(t, s); !maps.Equal(got, model) {
+			t.Fatalf("round %d, kind %d %s: %d rows, want %d", round, kind, failing, len(got), len(model))
+		}
+		if round%40 == 7 {
+			var at string
+			must(t, s.between(t.Context(), func() { at = crash(t, path) }))
+			killed := open(t, at, Options{})
+			if got := contents(t, killed); !maps.Equal(got, model) {
+				t.Fatalf("round %d: after a kill %d rows, want %d", round, len(got), len(model))
+			}
+			must(t, killed.Close())
+		}
 	}
+	must(t, s.Close())
+	sound(t, path)
+	alone(t, path)
 }
 
 // A transaction that a closure kept is over, although bbolt's goes on.

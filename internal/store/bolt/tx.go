@@ -318,9 +318,7 @@ func (t *tx) undo(m mark) {
 }
 
 // changed reports whether there is anything to commit.
-func (t *tx) changed() bool {
-	return len(t.log)+len(t.events) > 0 || t.begins != nil
-}
+func (t *tx) changed() bool { return len(t.log)+len(t.events) > 0 || t.begins != nil }
 
 // deletes reports whether the group removed a key.
 func (t *tx) deletes() bool {

@@ -13,7 +13,7 @@
 // gap. Once all are applied, the next one is written at the beginning again, over earlier ones; so a
 // file also has records that are applied already, which their numbers tell.
 //
-// What lies in the file is not encrypted, as little as what the database has.
+// The package encrypts nothing: the file has the same rows as the database, and is as secret.
 package wal
 
 import (
@@ -30,6 +30,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/latticekeep/latticekeep/internal/durable"
 	"github.com/latticekeep/latticekeep/internal/store/commit"
 	"github.com/latticekeep/latticekeep/internal/volume"
 )
@@ -189,15 +190,7 @@ func Discard(path string) error {
 	if err == nil {
 		err = wipe(f, info.Size())
 	}
-	return errors.Join(err, f.Close(), os.Remove(path), syncFolder(path))
-}
-
-func syncFolder(path string) error {
-	dir, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
+	return errors.Join(err, f.Close(), os.Remove(path), durable.SyncFolder(filepath.Dir(path)))
 }
 
 // Log is a file that takes records. It is for one goroutine.
@@ -215,7 +208,7 @@ func Create(path string) (*Log, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := syncFolder(path); err != nil {
+	if err := durable.SyncFolder(filepath.Dir(path)); err != nil {
 		return nil, errors.Join(err, f.Close(), os.Remove(path))
 	}
 	return &Log{file: f}, nil
