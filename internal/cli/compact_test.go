@@ -40,6 +40,7 @@ func (e *estate) alone() {
 }
 
 func TestCompactGivesPagesBack(t *testing.T) {
+	t.Parallel()
 	e, at := compactable(t)
 	url, end := e.serve(at)
 	if _, err := run(t, "compact", "--data-dir", e.path("data")); err == nil || !strings.Contains(err.Error(), "in use by another latticekeep process: stop it") {
@@ -79,6 +80,7 @@ func TestCompactGivesPagesBack(t *testing.T) {
 // Killed whenever the new file has grown, compact leaves the database, and the next run takes away
 // what the one before left.
 func TestACompactThatIsKilledLosesNothing(t *testing.T) {
+	t.Parallel()
 	e, at := compactable(t)
 	before := e.rows(at)
 	program := filepath.Join(t.TempDir(), "latticekeep") // under this name the test binary is the program

@@ -126,6 +126,7 @@ func TestManagersOfTwoVersionsBecomeOne(t *testing.T) {
 }
 
 func TestCRDApplyTakesOverAndMigrates(t *testing.T) {
+	t.Parallel()
 	c := &cluster{t, kubetest.ForTest(t)}
 	c.kubectl(crdRoles, "apply", "-f", "-")
 	kubeconfig, err := c.plane.KubeconfigFor("crd")

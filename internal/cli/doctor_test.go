@@ -120,6 +120,7 @@ func (d *damaged) toPostgres() {
 }
 
 func TestDoctorFindsWhatIsWrongInEveryStore(t *testing.T) {
+	t.Parallel()
 	for _, kind := range []string{"bolt", "postgres"} {
 		t.Run(kind, func(t *testing.T) {
 			d := newDamaged(t)

@@ -224,6 +224,7 @@ func TestAStartWithoutAnchorsWarns(t *testing.T) {
 
 // All replicas lose PostgreSQL together, and say so without leaving their Service.
 func TestAReplicaThatLosesPostgreSQLStaysReadyAndServesNothing(t *testing.T) {
+	t.Parallel()
 	server := pgtest.Start(t)
 	s := newSite(t, closed+"operations: {listen: '127.0.0.1:0'}\nstore: {url: '"+server.URL()+"'}\n")
 	s.replace(closed, closed+"compliance: {reports: 'file://"+s.path("reports")+"'}\n")

@@ -203,6 +203,7 @@ func (c *custodian) idOf(name string) string {
 }
 
 func TestADeploymentMovesToAnotherKMSKeyWhileItServes(t *testing.T) {
+	t.Parallel()
 	const tenants = 12
 	c := newCustodian(t, tenants)
 	a := c.idOf("a")
@@ -297,6 +298,7 @@ func TestAMoveThatIsKilledGoesOn(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short: kills the program many times")
 	}
+	t.Parallel()
 	c := newCustodian(t, 30)
 	must(t, kms.CreateLocal(c.keyFile("b")))
 	const kills = 8

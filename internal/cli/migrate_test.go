@@ -66,6 +66,7 @@ func TestADeploymentMovesBetweenStoresAndGoesOn(t *testing.T) {
 // A migration that a kill or the loss of the database interrupts leaves no store that is served,
 // and continues where it stopped.
 func TestAMigrationThatIsBrokenOffGoesOn(t *testing.T) {
+	t.Parallel()
 	e, from := newEstate(t, "")
 	server := pgtest.Start(t)
 	to := server.URL()
@@ -150,6 +151,7 @@ func (e *estate) await(at string, n uint64) uint64 {
 // A server that was not stopped does not fork the log. Its store takes no more commits once the
 // migration begins.
 func TestAServerThatWasNotStoppedForksNothing(t *testing.T) {
+	t.Parallel()
 	e, first := newEstate(t, "")
 	from := pgtest.Shared(t).URL()
 	mustRun(t, "migrate", "--from", first, "--to", from)

@@ -59,6 +59,7 @@ func TestAnUnreadableKubeconfigIsRefused(t *testing.T) {
 
 // The operator begins to work once the cause of its failure is fixed. The server needs no restart.
 func TestTheOperatorWaitsForItsCluster(t *testing.T) {
+	t.Parallel()
 	plane := kubetest.ForTest(t)
 	kubectl := func(args ...string) string {
 		t.Helper()

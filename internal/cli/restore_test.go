@@ -211,6 +211,7 @@ func keepNote(t *testing.T, anchors, note string) {
 // A restored backup is an older state, and an external anchor detects that. Nothing is served until
 // the loss is accepted by naming its range.
 func TestARestoredBackupIsARollbackToItsAnchor(t *testing.T) {
+	t.Parallel()
 	anchors := "file://" + t.TempDir()
 	e, embedded := newEstate(t, fmt.Sprintf("audit: {anchor: {bucket: %q}}\n", anchors))
 	to := newRecipient(t)

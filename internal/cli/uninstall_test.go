@@ -52,6 +52,7 @@ spec:
 `
 
 func TestUninstallLetsGoOfTheCluster(t *testing.T) {
+	t.Parallel()
 	c := &cluster{t, kubetest.ForTest(t)}
 	const namespaces = 3
 	var objects strings.Builder

@@ -207,6 +207,7 @@ func TestTwoImplementationsAgreeOnLogsThatHold(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short: runs Python on whole logs")
 	}
+	t.Parallel()
 	b, cut := newBoth(t), newBoth(t)
 	for name, l := range logs(t) {
 		lines := l.Export(0)
@@ -252,6 +253,7 @@ func TestTwoImplementationsAgreeOnTheFirstBadSequence(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short: runs Python on hundreds of damaged logs")
 	}
+	t.Parallel()
 	b := newBoth(t)
 	random := rand.New(rand.NewPCG(1, 2))
 	for name, l := range logs(t) {
@@ -317,8 +319,9 @@ func (b *both) mutate(l *logtest.Log, name string, lines []string, random *rand.
 		changed := append(append(append([]string{}, lines[:i]...), put...), lines[i+n:]...)
 		return b.add(fmt.Sprintf("%s: %s at line %d", name, kind, i+1), changed, args...)
 	}
+	ofTenant := strings.Contains(name, ", of ")
 	for i, line := range lines {
-		if len(lines) > 12 && i > 1 && i < len(lines)-2 && random.IntN(len(lines)) > 4 {
+		if len(lines) > 12 && i > 1 && i < len(lines)-2 && random.IntN(len(lines)) > 0 {
 			continue // only a sample of a long log
 		}
 		with("deleted", i, 1)
@@ -333,7 +336,8 @@ func (b *both) mutate(l *logtest.Log, name string, lines []string, random *rand.
 			flipped := []byte(line)
 			flipped[at] ^= 1 << random.IntN(8)
 			c := with(fmt.Sprintf("bit flipped at %d", at), i, 1, string(flipped))
-			c.unsigned, c.closing = at >= signatures[0] && at < signatures[1], i == len(lines)-1
+			c.closing = i == len(lines)-1
+			c.unsigned = at >= signatures[0] && at < signatures[1] || c.closing && ofTenant // who has a part of the entries cannot make the tree
 		}
 		for _, change := range [][2]string{
 			{`","`, `", "`}, {`"sequence":`, `"sequence":0`}, {`"sequence":`, `"sequence":1e0`}, {`"outcome":"s`, `"outcome":"\u0073`},
@@ -358,7 +362,7 @@ func (b *both) mutate(l *logtest.Log, name string, lines []string, random *rand.
 		if err != nil {
 			b.t.Fatal(err)
 		}
-		if signature[0] != 2 || len(signature) < 3400 || strings.Contains(name, "of ") {
+		if signature[0] != 2 || len(signature) < 3400 || ofTenant {
 			continue
 		}
 		for _, at := range []int{1, 3, 4, 5, 7, 8, 9, 20, len(signature) - 3310} { // n, index and path

@@ -170,6 +170,7 @@ webhooks:
 // Tests an installation without pods: API server, webhook, and production server with the operator,
 // which makes all certificates.
 func TestTheWebhookRefusesAtApplyAndSaysWhatToDo(t *testing.T) {
+	t.Parallel()
 	c := &cluster{t, kubetest.ForTest(t)}
 	for _, namespace := range []string{"latticekeep-system", "shop", "bank"} {
 		c.kubectl("", "create", "namespace", namespace)
