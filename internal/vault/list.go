@@ -81,6 +81,10 @@ func (s recordStore) source(rd store.Reader, p authz.Principal, byName bool) (fr
 		byName, err = pathindex.IsComplete(rd)
 	}
 	owner := func(id string) (listing.Owner, error) {
+		if !listing.Hides(p) {
+			owner, err := rd.Get(ownerKey(p.Tenant, id))
+			return listing.Owner{Owned: owner != nil}, err
+		}
 		by, err := s.owners.of(rd, p.Tenant, id)
 		return listing.Owner{Owned: by.owned, Hidden: by.hides(p)}, err
 	}

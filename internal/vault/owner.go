@@ -13,6 +13,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/history"
+	"github.com/latticekeep/latticekeep/internal/vault/listing"
 	"github.com/latticekeep/latticekeep/internal/vault/mac"
 	"github.com/latticekeep/latticekeep/internal/vault/nameindex"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
@@ -108,7 +109,7 @@ type ownership struct {
 // hides reports whether the credential does not exist for p: a ServiceAccount does not see the
 // credentials of objects in other namespaces.
 func (o ownership) hides(p authz.Principal) bool {
-	if !o.owned || p.Kind != authz.ServiceAccount {
+	if !o.owned || !listing.Hides(p) {
 		return false
 	}
 	return o.row == nil || p.Namespace != o.row.Object.In()

@@ -245,8 +245,11 @@ func (s Source) prefix(q Query) string {
 	return q.Prefix
 }
 
-// hides reports whether some credentials are hidden from the caller, whatever its policies say.
-func (s Source) hides() bool { return s.Principal.Kind == authz.ServiceAccount }
+// Hides reports whether some credentials are hidden from p, whatever its policies say: those of objects
+// in other namespaces from a ServiceAccount.
+func Hides(p authz.Principal) bool { return p.Kind == authz.ServiceAccount }
+
+func (s Source) hides() bool { return Hides(s.Principal) }
 
 // Visit calls do with the row of each credential that the caller may see, in order, until do returns
 // false. position is what a cursor continues after. A damaged record has no name, so somebody with
