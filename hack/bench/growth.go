@@ -82,7 +82,7 @@ func (r *run) fill(ctx context.Context, d *deployment) error {
 		return next()
 	}
 	for left.Load() > 0 {
-		_, err := load{r.load.connections, 0, time.Minute}.run(ctx, d, seal)
+		_, err := load{connections: r.load.connections, length: time.Minute}.run(ctx, d, seal)
 		if err != nil && left.Load() > 0 {
 			return err
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"path/filepath"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -44,6 +45,7 @@ func (s *sample) clientShare() float64 {
 type load struct {
 	connections  int
 	warm, length time.Duration
+	profiles     string // folder for the profile of each operation on a deployment that is profiled
 }
 
 // run sends an operation to the replicas in turn. It counts answers with 503. Any other unexpected
@@ -90,9 +92,12 @@ func (l load) run(ctx context.Context, d *deployment, o operation) (*sample, err
 			}
 		})
 	}
+	profiled := make(chan error, 1)
+	go func() { profiled <- l.profile(ctx, d, o) }()
 	s, err := l.watch(ctx, d, &measuring, &over)
 	over.Store(true)
 	wg.Wait()
+	err = errors.Join(err, <-profiled)
 	for i := range workers {
 		s.latencies = append(s.latencies, workers[i].latencies...)
 		s.refused += workers[i].refused
@@ -101,6 +106,14 @@ func (l load) run(ctx context.Context, d *deployment, o operation) (*sample, err
 	slices.Sort(s.latencies)
 	s.requests = len(s.latencies)
 	return s, err
+}
+
+// profile writes what the server computes meanwhile, if that is wanted.
+func (l load) profile(ctx context.Context, d *deployment, o operation) error {
+	if !d.profiled {
+		return nil
+	}
+	return d.replicas[0].profile(ctx, filepath.Join(l.profiles, d.name+"-"+o.name+".pprof"), l.length)
 }
 
 // watch measures from the end of the warm-up to the end of the load.

@@ -70,6 +70,7 @@ func command(ctx context.Context) (err error) {
 	address := flag.String("peer", "", "`URL` of a Vault or OpenBao for the part peer, as http://127.0.0.1:8200; it gets two engines with names that begin with bench-, and loses them at the end")
 	token := flag.String("peer-token-file", "", "`file` with a token of the peer that may mount engines")
 	flag.BoolVar(&r.syncs, "syncs", true, "count them, in a run of its own under strace")
+	flag.StringVar(&r.load.profiles, "profiles", "", "`folder` for the processor profile of each operation of the part embedded, in its last round; the measurement is then off by what profiling costs")
 	list(&r.signing, "signing", "of audit entries", "entry", "batch")
 	list(&r.only, "operation", "to drive", operationNames...)
 	list(&names, "part", "what to measure", known...)

@@ -159,7 +159,7 @@ func (r *run) partOverload(ctx context.Context) (err error) {
 func (r *run) recover(ctx context.Context, d *deployment, o operation, calm *sample) (time.Duration, error) {
 	began := time.Now()
 	for {
-		s, err := load{r.load.connections, 0, recovery / 20}.run(ctx, d, o)
+		s, err := load{connections: r.load.connections, length: recovery / 20}.run(ctx, d, o)
 		if err != nil || s.quantile(0.5) <= calm.quantile(0.5)*12/10 || time.Since(began) > 2*recovery {
 			return time.Since(began), err
 		}

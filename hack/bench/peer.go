@@ -135,7 +135,7 @@ func partPeer(r *run, ctx context.Context) (err error) { //nolint:revive // it s
 		}
 	}
 	for _, connections := range []int{r.load.connections, 1} {
-		if err := compare(ctx, r, load{connections, r.load.warm, r.load.length}, deployments, all); err != nil {
+		if err := compare(ctx, r, load{connections: connections, warm: r.load.warm, length: r.load.length}, deployments, all); err != nil {
 			return err
 		}
 	}

@@ -2,7 +2,12 @@ package main
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
+	"io"
+	"net"
+	"net/http"
 	"os"
 	"strconv"
 	"strings"
@@ -85,4 +90,37 @@ func childOf(pid int) (int, error) {
 func syncs(path string) (int, error) {
 	text, err := os.ReadFile(path)
 	return bytes.Count(text, []byte("sync(")), err // a resumed call has no bracket after its name and is not counted twice
+}
+
+// profile writes to a file what the server computes in the next seconds, in the format of pprof.
+func (s *server) profile(ctx context.Context, path string, length time.Duration) (err error) {
+	url := fmt.Sprintf("http://%s/debug/pprof/profile?seconds=%d", s.operations, max(1, int(length.Seconds())))
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	answer, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	if answer.StatusCode != http.StatusOK {
+		return fmt.Errorf("profiling the server: %s", answer.Status)
+	}
+	file, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	_, err = io.Copy(file, answer.Body)
+	return err
+}
+
+// freeAddress returns a loopback address that nobody listens on.
+func freeAddress() (string, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	return l.Addr().String(), l.Close()
 }

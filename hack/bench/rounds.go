@@ -107,7 +107,7 @@ func (r *run) countSyncs(ctx context.Context, signing string) (perRequest map[st
 		if err != nil {
 			return nil, err
 		}
-		short := load{r.load.connections, 0, r.load.length / 2}
+		short := load{connections: r.load.connections, length: r.load.length / 2}
 		sample, err := short.run(ctx, d, o)
 		if err != nil {
 			return nil, err
@@ -131,7 +131,7 @@ func (r *run) partEmbedded(ctx context.Context) (err error) {
 		}
 	}()
 	for _, signing := range r.signing {
-		d, err := start(ctx, r.binary, r.dir, settings{name: "bolt-" + signing, signing: signing})
+		d, err := start(ctx, r.binary, r.dir, settings{name: "bolt-" + signing, signing: signing, profiled: r.load.profiles != ""})
 		deployments = append(deployments, d)
 		if err != nil {
 			return err

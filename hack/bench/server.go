@@ -35,6 +35,8 @@ type settings struct {
 	mail    bool   // configure a mail server, so that users can register; it never answers
 	traced  bool   // strace writes every sync to a file
 	cores   string // cores to run on, such as 0-1; empty for all
+
+	profiled bool // serve the profiles of Go's runtime
 }
 
 // A deployment is one running configuration of the built binary, as one process or as several on
@@ -55,6 +57,8 @@ type server struct {
 	started time.Duration // time from the start to readiness
 	log     string        // path of the log
 	trace   string        // path of the recorded syncs, one per line; "" without recording
+
+	operations string // address of operations.listen; "" without profiles
 }
 
 // rates raises all quotas so that they do not limit the load.
@@ -72,8 +76,9 @@ func start(ctx context.Context, binary, dir string, s settings) (*deployment, er
 	return d, d.enter(ctx)
 }
 
-// config returns the configuration file of the n-th replica.
-func (d *deployment) config(n int) string {
+// config returns the configuration file of the n-th replica. operations is empty or an address for its
+// profiles.
+func (d *deployment) config(n int, operations string) string {
 	kms := fmt.Sprintf("{url: 'file://%s'}", filepath.Join(d.dir, "kms.key"))
 	if d.kms != "" {
 		kms = fmt.Sprintf("{url: '%s', tokenFile: %s}", d.kms, filepath.Join(d.dir, "token"))
@@ -94,6 +99,9 @@ audit: {signing: %s}
 	} else {
 		text += "registration: {closed: true}\n"
 	}
+	if operations != "" {
+		text += fmt.Sprintf("operations: {listen: '%s', profiling: true}\n", operations)
+	}
 	return text + rates
 }
 
@@ -109,8 +117,15 @@ func (d *deployment) add(ctx context.Context) error {
 
 func (d *deployment) launch(ctx context.Context, n int) (*server, error) {
 	path := func(name string) string { return filepath.Join(d.dir, fmt.Sprintf("%s-%d", name, n)) }
+	s := &server{log: path("log")}
+	if d.profiled {
+		var err error
+		if s.operations, err = freeAddress(); err != nil {
+			return nil, err
+		}
+	}
 	if err := errors.Join(
-		os.WriteFile(path("config"), []byte(d.config(n)), 0o600),
+		os.WriteFile(path("config"), []byte(d.config(n, s.operations)), 0o600),
 		os.WriteFile(filepath.Join(d.dir, "token"), []byte(d.token), 0o600),
 		os.MkdirAll(filepath.Join(d.dir, "reports"), 0o700),
 	); err != nil {
@@ -126,7 +141,6 @@ func (d *deployment) launch(ctx context.Context, n int) (*server, error) {
 		return nil, err
 	}
 	defer log.Close()
-	s := &server{log: path("log")}
 	command := []string{d.binary, "server", "--config", path("config")}
 	if d.traced {
 		s.trace = path("trace")
