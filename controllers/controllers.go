@@ -33,6 +33,7 @@ import (
 	"fmt"
 	"log/slog"
 	"reflect"
+	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -339,10 +340,14 @@ func dropUnread(object any) (any, error) {
 // replaced while anything logs.
 func logLibrariesTo(logger logr.Logger) {
 	log.SetLogger(logger)
-	if reflect.TypeOf(klog.Background().GetSink()) == reflect.TypeOf(klog.NewKlogr().GetSink()) {
-		klog.SetLoggerWithOptions(logger, klog.ContextualLogger(true))
-	}
+	klogOnce.Do(func() {
+		if reflect.TypeOf(klog.Background().GetSink()) == reflect.TypeOf(klog.NewKlogr().GetSink()) {
+			klog.SetLoggerWithOptions(logger, klog.ContextualLogger(true))
+		}
+	})
 }
+
+var klogOnce sync.Once // managers of one process may begin at once
 
 // mapTenants assigns the configured namespaces to their tenants. A namespace that was deleted and
 // created again is not assigned: it keeps a tenant of its own.

@@ -17,46 +17,46 @@ import (
 // the log, each of which is a signature.
 type costs struct{ rows, commits, entries int64 }
 
-// pricedStore is a database that counts.
-type pricedStore struct {
+// countingStore counts the rows that closures read, and the commits. What the commit hook reads is not counted.
+type countingStore struct {
 	store.Database
 	rows, commits atomic.Int64
 }
 
-// pricedReader counts rows that are read, of which a Scan reads as many as it visits.
-type pricedReader struct {
+// countingReader counts rows that are read, of which a Scan reads as many as it visits.
+type countingReader struct {
 	store.Reader
 	rows *atomic.Int64
 }
 
-func (r pricedReader) Get(key []byte) ([]byte, error) { r.rows.Add(1); return r.Reader.Get(key) }
+func (r countingReader) Get(key []byte) ([]byte, error) { r.rows.Add(1); return r.Reader.Get(key) }
 
-func (r pricedReader) Scan(rg store.Range, visit func(key, value []byte) bool) error {
+func (r countingReader) Scan(rg store.Range, visit func(key, value []byte) bool) error {
 	return r.Reader.Scan(rg, func(key, value []byte) bool { r.rows.Add(1); return visit(key, value) })
 }
 
-type pricedTx struct {
+type countingTx struct {
 	store.Tx
-	pricedReader
+	countingReader
 }
 
-func (t pricedTx) Get(key []byte) ([]byte, error) { return t.pricedReader.Get(key) }
+func (t countingTx) Get(key []byte) ([]byte, error) { return t.countingReader.Get(key) }
 
-func (t pricedTx) Scan(rg store.Range, visit func(key, value []byte) bool) error {
-	return t.pricedReader.Scan(rg, visit)
+func (t countingTx) Scan(rg store.Range, visit func(key, value []byte) bool) error {
+	return t.countingReader.Scan(rg, visit)
 }
 
-func (s *pricedStore) View(ctx context.Context, closure func(store.Reader) error) error {
-	return s.Database.View(ctx, func(r store.Reader) error { return closure(pricedReader{r, &s.rows}) })
+func (s *countingStore) View(ctx context.Context, closure func(store.Reader) error) error {
+	return s.Database.View(ctx, func(r store.Reader) error { return closure(countingReader{r, &s.rows}) })
 }
 
 // Update counts what is committed, not what a test rehearses.
-func (s *pricedStore) Update(ctx context.Context, closure func(store.Tx) error) error {
+func (s *countingStore) Update(ctx context.Context, closure func(store.Tx) error) error {
 	var rows atomic.Int64
 	before := s.Commits()
 	err := s.Database.Update(ctx, func(tx store.Tx) error {
 		rows.Store(0)
-		return closure(pricedTx{tx, pricedReader{tx, &rows}})
+		return closure(countingTx{tx, countingReader{tx, &rows}})
 	})
 	if n := s.Commits() - before; err == nil && n > 0 {
 		s.rows.Add(rows.Load())
@@ -68,9 +68,9 @@ func (s *pricedStore) Update(ctx context.Context, closure func(store.Tx) error) 
 // An operation that comes to read more rows, or to commit twice, is slower everywhere. Raise a number
 // only with a reason.
 func TestARequestCostsNoMoreThanItDid(t *testing.T) {
-	var db *pricedStore
+	var db *countingStore
 	s := &service{servertest.StartOn(t, func(t testing.TB, hook store.Hook) store.Database {
-		db = &pricedStore{Database: servertest.Bolt(t, hook)}
+		db = &countingStore{Database: servertest.Bolt(t, hook)}
 		return db
 	})}
 	ask := func(method, path, body string) map[string]any {

@@ -113,6 +113,9 @@ func (l load) profile(ctx context.Context, d *deployment, o operation) error {
 	if !d.profiled {
 		return nil
 	}
+	if err := pause(ctx, l.warm); err != nil {
+		return err
+	}
 	return d.replicas[0].profile(ctx, filepath.Join(l.profiles, d.name+"-"+o.name+".pprof"), l.length)
 }
 

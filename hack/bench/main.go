@@ -83,6 +83,11 @@ func command(ctx context.Context) (err error) {
 			return err
 		}
 	}
+	if r.load.profiles != "" {
+		if err := os.MkdirAll(r.load.profiles, 0o755); err != nil {
+			return err
+		}
+	}
 	if r.dir, err = os.MkdirTemp(r.dir, "latticekeep-bench-"); err != nil {
 		return err
 	}

@@ -105,7 +105,7 @@ func TestNothingAcknowledgedIsLostByAKill(t *testing.T) {
 			t.Fatalf("kill %d: the log shrank from %d to %d entries", i, entries, report.Entries)
 		}
 		entries = report.Entries
-		if i%5 == 0 { // recovery itself may be interrupted, too
+		if i%2 == 0 { // recovery itself may be interrupted, too
 			killAtStart(t, program, dir)
 		}
 		var took time.Duration

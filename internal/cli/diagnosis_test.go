@@ -86,11 +86,13 @@ func (c *clinic) until(exit int, args ...string) diagnosis.Report {
 	c.t.Helper()
 	for end := time.Now().Add(2 * time.Minute); ; {
 		r, status := look(c.t, args...)
-		if status == exit || find(r, diagnosis.Disk).Status == diagnosis.Failed { // the disk is that of the machine
+		if status == exit || exit == 0 && find(r, diagnosis.Disk).Status == diagnosis.Failed { // the disk is that of the machine
 			return r
 		} else if time.Now().After(end) {
 			c.t.Fatalf("%q: the status stays %d, want %d: %+v", args, status, exit, r)
 		}
+		c.t.Logf("%q: the status is %d, want %d: %+v", args, status, exit, r)
+		time.Sleep(100 * time.Millisecond)
 	}
 }
 

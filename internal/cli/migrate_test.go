@@ -66,7 +66,6 @@ func TestADeploymentMovesBetweenStoresAndGoesOn(t *testing.T) {
 // A migration that a kill or the loss of the database interrupts leaves no store that is served,
 // and continues where it stopped.
 func TestAMigrationThatIsBrokenOffGoesOn(t *testing.T) {
-	t.Parallel()
 	e, from := newEstate(t, "")
 	server := pgtest.Start(t)
 	to := server.URL()

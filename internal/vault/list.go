@@ -81,9 +81,10 @@ func (s recordStore) source(rd store.Reader, p authz.Principal, byName bool) (fr
 		byName, err = pathindex.IsComplete(rd)
 	}
 	owner := func(id string) (listing.Owner, error) {
-		if !listing.Hides(p) {
-			owner, err := rd.Get(ownerKey(p.Tenant, id))
-			return listing.Owner{Owned: owner != nil}, err
+		if !listing.Hides(p) { // then there is nothing to be told by the time that it takes
+			if owner, err := rd.Get(ownerKey(p.Tenant, id)); owner == nil {
+				return listing.Owner{}, err
+			}
 		}
 		by, err := s.owners.of(rd, p.Tenant, id)
 		return listing.Owner{Owned: by.owned, Hidden: by.hides(p)}, err

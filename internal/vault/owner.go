@@ -109,10 +109,7 @@ type ownership struct {
 // hides reports whether the credential does not exist for p: a ServiceAccount does not see the
 // credentials of objects in other namespaces.
 func (o ownership) hides(p authz.Principal) bool {
-	if !o.owned || !listing.Hides(p) {
-		return false
-	}
-	return o.row == nil || p.Namespace != o.row.Object.In()
+	return o.owned && listing.Hides(p) && (o.row == nil || p.Namespace != o.row.Object.In())
 }
 
 // of returns which object owns a credential. It reads and verifies the same number of rows whether

@@ -194,7 +194,7 @@ func (p *process) dead() bool {
 // admit creates the deployment's tenant and its API key.
 func (d *deployment) admit(p *process) {
 	d.t.Helper()
-	must(d.t, d.tryAdmit(p))
+	must(d.t, patiently(func() error { return d.tryAdmit(p) }))
 }
 
 // tryAdmit is admit for a server that may fail.
@@ -262,11 +262,27 @@ func (p *process) ask(key, method, path, body, once string) (reply, error) {
 // must sends a request that has to succeed.
 func (p *process) must(key, method, path, body string) map[string]any {
 	p.d.t.Helper()
-	made, err := p.try(key, method, path, body)
+	var made map[string]any
+	err := patiently(func() (err error) {
+		made, err = p.try(key, method, path, body)
+		return err
+	})
 	if err != nil {
 		p.d.t.Fatalf("%v\n%s", err, p.log.Tail())
 	}
 	return made
+}
+
+var errUnavailable = errors.New("the server asks to try again")
+
+// patiently tries for a minute while the server asks for that: on a busy machine a request may take longer
+// than it is given.
+func patiently(try func() error) error {
+	for end := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+		if err := try(); !errors.Is(err, errUnavailable) || time.Now().After(end) {
+			return err
+		}
+	}
 }
 
 // try sends a request that may fail.
@@ -274,6 +290,9 @@ func (p *process) try(key, method, path, body string) (map[string]any, error) {
 	got, err := p.ask(key, method, path, body, "")
 	if err == nil && got.status/100 != 2 {
 		err = fmt.Errorf("status %d: %v", got.status, got.made)
+		if got.status == http.StatusServiceUnavailable {
+			err = errors.Join(errUnavailable, err)
+		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s %s: %w", method, path, err)
