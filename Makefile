@@ -19,7 +19,7 @@ FUZZTIME ?= 30s
 BENCHTIME ?= 3s
 GROWTH ?= 3000000
 # The slowest package alone, on a busy machine of two cores; go test's own limit of ten minutes is for faster ones.
-TEST_TIMEOUT ?= 20m
+TEST_TIMEOUT ?= 25m
 # Comments behind code that are half a sentence, at most.
 FRAGMENTS ?= 20
 
