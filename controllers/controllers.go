@@ -32,7 +32,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"reflect"
 	"sync"
 	"time"
 
@@ -340,14 +339,10 @@ func dropUnread(object any) (any, error) {
 // replaced while anything logs.
 func logLibrariesTo(logger logr.Logger) {
 	log.SetLogger(logger)
-	klogOnce.Do(func() {
-		if reflect.TypeOf(klog.Background().GetSink()) == reflect.TypeOf(klog.NewKlogr().GetSink()) {
-			klog.SetLoggerWithOptions(logger, klog.ContextualLogger(true))
-		}
-	})
+	setKlog.Do(func() { klog.SetLoggerWithOptions(logger, klog.ContextualLogger(true)) })
 }
 
-var klogOnce sync.Once // managers of one process may begin at once
+var setKlog sync.Once
 
 // mapTenants assigns the configured namespaces to their tenants. A namespace that was deleted and
 // created again is not assigned: it keeps a tenant of its own.

@@ -79,7 +79,8 @@ func TestNothingAcknowledgedIsLostByAKill(t *testing.T) {
 		t.Skip("-short: kills the program many times")
 	}
 	t.Parallel()
-	const kills = 20                                     // `make chaos` kills more often
+	const kills = 20 // The checks grow with the square of it, and make chaos kills more often.
+
 	program := filepath.Join(t.TempDir(), "latticekeep") // under this name the test binary is the program
 	self, err := os.Executable()
 	if err != nil {

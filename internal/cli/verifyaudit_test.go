@@ -325,8 +325,8 @@ func (b *both) mutate(l *logtest.Log, name string, lines []string, random *rand.
 	}
 	ofTenant := strings.Contains(name, ", of ")
 	for i, line := range lines {
-		tells := strings.Contains(line, string(audit.RollbackAccepted)) || i <= 1 || i >= len(lines)-2
-		if len(lines) > 12 && !tells && random.IntN(len(lines)) > 0 {
+		always := strings.Contains(line, string(audit.RollbackAccepted)) || i <= 1 || i >= len(lines)-2
+		if len(lines) > 12 && !always && random.IntN(len(lines)) > 0 {
 			continue // only a sample of a long log
 		}
 		with("deleted", i, 1)
@@ -343,7 +343,7 @@ func (b *both) mutate(l *logtest.Log, name string, lines []string, random *rand.
 			c := with(fmt.Sprintf("bit flipped at %d", at), i, 1, string(flipped))
 			c.closing = i == len(lines)-1
 			c.unsigned = at >= signatures[0] && at < signatures[1]
-			if c.closing && ofTenant { // who has a part of the entries cannot make the tree
+			if c.closing && ofTenant { // One tenant's entries are too few to make the tree that the text names.
 				begin, end := strings.Index(line, `\n`), strings.Index(line, `\n\n`)
 				c.unsigned = c.unsigned || at > begin && at < end
 			}

@@ -81,7 +81,7 @@ func (s recordStore) source(rd store.Reader, p authz.Principal, byName bool) (fr
 		byName, err = pathindex.IsComplete(rd)
 	}
 	owner := func(id string) (listing.Owner, error) {
-		if !listing.Hides(p) { // then there is nothing to be told by the time that it takes
+		if !listing.Hides(p) { // The time that this takes has nothing hidden to tell p.
 			if owner, err := rd.Get(ownerKey(p.Tenant, id)); owner == nil {
 				return listing.Owner{}, err
 			}

@@ -175,6 +175,24 @@ func TestADamagedRecordIsListedAroundAndCanBeDeleted(t *testing.T) {
 	f.verify()
 }
 
+// Neither of the rows that say who owns a credential can be removed without a trace in a list.
+func TestACredentialWithoutItsOwnersRowsIsListedAround(t *testing.T) {
+	for _, row := range []string{"owner/", "owned/"} {
+		f := newFixture(t, time.Minute)
+		whole := f.seal(f.a, login).ID
+		f.object("shop", "database", 0, 0, 0)
+		keys, _ := f.rows(row)
+		f.tamper(func(tx store.Tx) error { return tx.Delete(keys[0]) })
+		list, _, err := f.vault.List(t.Context(), f.a, ListQuery{})
+		if err != nil || len(list) != 1 || list[0].ID != whole {
+			t.Errorf("without the row %s: %v %v", row, list, err)
+		}
+		if e := f.last(f.a); e.Outcome != audit.Failure || e.Attributes["damaged"] != "1" {
+			t.Errorf("without the row %s: %+v", row, e)
+		}
+	}
+}
+
 // The row of an object decides which credential its changes replace.
 func TestWhatAnObjectOwnsCannotBeRewritten(t *testing.T) {
 	inBothStores(t, func(t *testing.T, f *fixture) {

@@ -191,11 +191,18 @@ func (p *process) dead() bool {
 	}
 }
 
-// admit creates the deployment's tenant and its API key.
+// admit creates the deployment's tenant and its API key. A server that has just started may be too busy
+// at first, and asks to try again.
 func (d *deployment) admit(p *process) {
 	d.t.Helper()
-	must(d.t, patiently(func() error { return d.tryAdmit(p) }))
+	err := d.tryAdmit(p)
+	for end := time.Now().Add(time.Minute); errors.Is(err, errUnavailable) && time.Now().Before(end); err = d.tryAdmit(p) {
+		time.Sleep(100 * time.Millisecond) // The answer 503 asks for a pause.
+	}
+	must(d.t, err)
 }
+
+var errUnavailable = errors.New("the server asks to try again")
 
 // tryAdmit is admit for a server that may fail.
 func (d *deployment) tryAdmit(p *process) error {
@@ -262,27 +269,11 @@ func (p *process) ask(key, method, path, body, once string) (reply, error) {
 // must sends a request that has to succeed.
 func (p *process) must(key, method, path, body string) map[string]any {
 	p.d.t.Helper()
-	var made map[string]any
-	err := patiently(func() (err error) {
-		made, err = p.try(key, method, path, body)
-		return err
-	})
+	made, err := p.try(key, method, path, body)
 	if err != nil {
 		p.d.t.Fatalf("%v\n%s", err, p.log.Tail())
 	}
 	return made
-}
-
-var errUnavailable = errors.New("the server asks to try again")
-
-// patiently tries for a minute while the server asks for that: on a busy machine a request may take longer
-// than it is given.
-func patiently(try func() error) error {
-	for end := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
-		if err := try(); !errors.Is(err, errUnavailable) || time.Now().After(end) {
-			return err
-		}
-	}
 }
 
 // try sends a request that may fail.
