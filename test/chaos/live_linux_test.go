@@ -156,7 +156,14 @@ func TestAFullDiskInTheMiddleOfLoad(t *testing.T) {
 		}
 		changes := o.changesStop(id)
 		r := o.refuses(id, 2*time.Second)
-		waitFor(t, func() bool { return o.ready() == http.StatusServiceUnavailable })
+		waitFor(t, func() bool { // reads use up what is left, and after a while the load has none left
+			got, err := o.p.ask(d.key, "GET", "/api/v2/vault/"+id, "", "")
+			must(t, err)
+			if got.status == http.StatusOK {
+				d.show(got.request)
+			}
+			return o.ready() == http.StatusServiceUnavailable
+		})
 		must(t, errors.Join(f.Close(), os.Remove(d.path("data/ballast"))))
 		took := o.goesOn()
 		o.say("full: changes end after %s; reads: %s; going on %s after there was space", changes.Round(time.Millisecond), r, took.Round(time.Millisecond))

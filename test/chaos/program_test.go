@@ -3,6 +3,7 @@ package chaos
 import (
 	"bufio"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -195,14 +196,19 @@ func (p *process) dead() bool {
 // at first, and asks to try again.
 func (d *deployment) admit(p *process) {
 	d.t.Helper()
-	err := d.tryAdmit(p)
-	for end := time.Now().Add(time.Minute); errors.Is(err, errUnavailable) && time.Now().Before(end); err = d.tryAdmit(p) {
-		time.Sleep(100 * time.Millisecond) // The answer 503 asks for a pause.
-	}
-	must(d.t, err)
+	must(d.t, again(func() error { return d.tryAdmit(p) }))
 }
 
 var errUnavailable = errors.New("the server asks to try again")
+
+// again repeats do for a minute while a server on a busy machine is too slow for its own limits.
+func again(do func() error) error {
+	err := do()
+	for end := time.Now().Add(time.Minute); errors.Is(err, errUnavailable) && time.Now().Before(end); err = do() {
+		time.Sleep(100 * time.Millisecond) // The answer 503 asks for a pause.
+	}
+	return err
+}
 
 // tryAdmit is admit for a server that may fail.
 func (d *deployment) tryAdmit(p *process) error {
@@ -211,13 +217,13 @@ func (d *deployment) tryAdmit(p *process) error {
 		return err
 	}
 	d.system = strings.TrimSpace(string(key))
-	made, err := p.try(d.system, "POST", "/api/v2/system/tenants", `{"name":"Example Ltd"}`)
+	made, err := p.try(d.system, "POST", "/api/v2/system/tenants", `{"name":"Example Ltd"}`, "")
 	if err != nil {
 		return err
 	}
 	tenant := made["tenant"].(map[string]any)["tenant_id"].(string)
 	made, err = p.try(d.system, "POST", "/api/v2/system/tenants/"+tenant+"/api-keys",
-		`{"name":"chaos","scopes":["vault:read","vault:write","crypto:encrypt","crypto:decrypt","audit:read","compliance:read"]}`)
+		`{"name":"chaos","scopes":["vault:read","vault:write","crypto:encrypt","crypto:decrypt","audit:read","compliance:read"]}`, "")
 	if err != nil {
 		return err
 	}
@@ -266,10 +272,14 @@ func (p *process) ask(key, method, path, body, once string) (reply, error) {
 	return got, nil
 }
 
-// must sends a request that has to succeed.
-func (p *process) must(key, method, path, body string) map[string]any {
+// must sends a request that has to succeed, with an idempotency key because it may send it [again].
+func (p *process) must(key, method, path, body string) (made map[string]any) {
 	p.d.t.Helper()
-	made, err := p.try(key, method, path, body)
+	once := rand.Text()
+	err := again(func() (err error) {
+		made, err = p.try(key, method, path, body, once)
+		return err
+	})
 	if err != nil {
 		p.d.t.Fatalf("%v\n%s", err, p.log.Tail())
 	}
@@ -277,8 +287,8 @@ func (p *process) must(key, method, path, body string) map[string]any {
 }
 
 // try sends a request that may fail.
-func (p *process) try(key, method, path, body string) (map[string]any, error) {
-	got, err := p.ask(key, method, path, body, "")
+func (p *process) try(key, method, path, body, once string) (map[string]any, error) {
+	got, err := p.ask(key, method, path, body, once)
 	if err == nil && got.status/100 != 2 {
 		err = fmt.Errorf("status %d: %v", got.status, got.made)
 		if got.status == http.StatusServiceUnavailable {
@@ -320,12 +330,7 @@ func (d *deployment) accounted(p *process) (all int) {
 	defer d.mu.Unlock()
 	all = len(d.shown)
 	for path := "/api/v2/audit/logs?event_type=CREDENTIAL_UNSEALED&limit=100"; path != ""; {
-		page, err := p.try(d.key, "GET", path, "")
-		for tries := 0; err != nil && tries < 20; tries++ { // the machine may be busy
-			time.Sleep(50 * time.Millisecond)
-			page, err = p.try(d.key, "GET", path, "")
-		}
-		must(d.t, err)
+		page := p.must(d.key, "GET", path, "")
 		for _, e := range page["entries"].([]any) {
 			entry := e.(map[string]any)
 			if entry["outcome"] == "success" {
