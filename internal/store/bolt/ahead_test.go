@@ -55,6 +55,26 @@ func TestConformanceWhenWritingAhead(t *testing.T) {
 	})
 }
 
+// The disk is waited for once a commit: a record is written and synced, and nothing else.
+func TestACommitWaitsForTheDiskOnce(t *testing.T) {
+	var steps []string // of the writer, which has ended each before its commit is acknowledged
+	s := openAhead(t, filepath.Join(t.TempDir(), "db"), Options{fault: func(step string, do func() error) error {
+		steps = append(steps, step)
+		return do()
+	}})
+	never(t, s)
+	put(t, s, "first", make([]byte, 1024)) // the file and the log grow
+	must(t, s.queue.turn(t.Context(), func() { steps = nil }))
+	const commits = 20
+	for i := range commits {
+		put(t, s, fmt.Sprint(i), make([]byte, 1024))
+	}
+	flush(t, s)
+	if want := append(slices.Repeat([]string{"commit"}, commits), "flush"); !slices.Equal(steps, want) {
+		t.Errorf("%d commits took the steps %q", commits, steps)
+	}
+}
+
 // flush makes the store apply what was written ahead.
 func flush(t *testing.T, s *Store) {
 	t.Helper()
