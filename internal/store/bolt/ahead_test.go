@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -768,6 +769,39 @@ func TestWhatWasUndoneCountsForTheFlush(t *testing.T) {
 			t.Errorf("%d bytes", growth)
 		}
 	}))
+}
+
+// A flush that few wait for may be long, so that it is rare. One that many wait for comes sooner.
+func TestManyCallersWaitForShortFlushes(t *testing.T) {
+	for callers, flushed := range map[int]bool{1: false, 64: true} {
+		s := openAhead(t, filepath.Join(t.TempDir(), "db"), Options{})
+		never(t, s)
+		must(t, s.Update(t.Context(), func(tx store.Tx) error {
+			for i := range 1000 {
+				must(t, tx.Put(fmt.Append(nil, i), nil))
+			}
+			return nil
+		}))
+		var group sync.WaitGroup
+		must(t, s.between(t.Context(), func() {
+			for i := range callers {
+				group.Go(func() {
+					if err := s.Update(t.Context(), func(tx store.Tx) error { return tx.Put(fmt.Append(nil, "caller ", i), nil) }); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			for s.queue.queued() < callers {
+				runtime.Gosched()
+			}
+		}))
+		group.Wait()
+		must(t, s.between(t.Context(), func() {
+			if open := s.writer.ahead.open; (open == nil) != flushed {
+				t.Errorf("%d callers: flushed %v", callers, open == nil)
+			}
+		}))
+	}
 }
 
 // A kill between the row's removal and the file's leaves a log that the next start wipes.

@@ -107,7 +107,7 @@ func (w *writer) serve(g *group) {
 	case g.tx == nil:
 	case g.err == nil && (g.probe || g.tx.changed()):
 		attempted = true
-		g.err = w.commit(g.tx, g.probe)
+		g.err = w.commit(g)
 	default:
 		w.abandon(g.tx)
 	}
@@ -232,9 +232,10 @@ func (w *writer) rollback(tx *bbolt.Tx) error {
 	return err
 }
 
-// commit makes t durable. Its error means that t did not persist, or that the outcome is unknown. As
-// long as commits fail, each one is a probe: a small commit may fit where an entry does not.
-func (w *writer) commit(t *tx, probe bool) error {
+// commit makes a group durable. Its error means that the group did not persist, or that the outcome is
+// unknown. As long as commits fail, each one is a probe: a small commit may fit where an entry does not.
+func (w *writer) commit(g *group) error {
+	t := g.tx
 	defer w.disk.busy()()
 	if err := w.fits(t); err != nil {
 		w.views.failed.Store(true)
@@ -254,7 +255,7 @@ func (w *writer) commit(t *tx, probe bool) error {
 		return t.bolt.Bucket([]byte(bucketCommit)).Put([]byte(keyCommit), id[:])
 	}
 	var err error
-	if record, items := w.encodeAhead(t, probe, id, at); record != nil {
+	if record, items := w.encodeAhead(g, id, at); record != nil {
 		if err = guard(note); err == nil {
 			err = w.writeAhead(t, id, record, items)
 		}
@@ -264,7 +265,7 @@ func (w *writer) commit(t *tx, probe bool) error {
 				if err := note(); err != nil {
 					return err
 				}
-				if probe || w.views.failed.Load() {
+				if g.probe || w.views.failed.Load() {
 					if err := putProbe(t.bolt); err != nil {
 						return err
 					}
