@@ -4,15 +4,12 @@
 package offline
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 
-	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/keyring"
@@ -71,41 +68,9 @@ func (s *Deployment) Location(readOnly bool) Location {
 }
 
 // WithStore opens the store for reading and passes it to do. It refuses a store that is incomplete
-// because of a restore or a migration, and one that only a newer release reads. Nothing keeps a
-// server away from a store on PostgreSQL, so an error of do says if one wrote meanwhile.
+// because of a restore or a migration, and one that only a newer release reads.
 func (s *Deployment) WithStore(ctx context.Context, do func(store.Database) error) error {
-	return s.withStore(ctx, s.Location(true), func(m *Mark) bool { return m.Unfinished() }, func(db store.Database) error {
-		before, err := newestRows(ctx, db)
-		if err != nil {
-			return err
-		}
-		if err = do(db); err == nil {
-			return nil
-		}
-		if after, unread := newestRows(ctx, db); unread == nil && !slices.EqualFunc(before, after, bytes.Equal) {
-			return fmt.Errorf("a server wrote to the store meanwhile, so this says nothing: stop all servers and try again, or ask a running one with --url: %w", err)
-		}
-		return err
-	})
-}
-
-// newestRows returns the rows of the log that change with each entry or soon after it.
-func newestRows(ctx context.Context, s store.Store) (rows [][]byte, err error) {
-	err = s.View(ctx, func(r store.Reader) error {
-		rows = nil
-		for _, key := range [][]byte{audit.HeadKey, audit.CheckpointKey} {
-			row, err := r.Get(key)
-			if err != nil {
-				return err
-			}
-			rows = append(rows, bytes.Clone(row))
-		}
-		return nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("reading the head of the log: %w", err)
-	}
-	return rows, nil
+	return s.withStore(ctx, s.Location(true), func(m *Mark) bool { return m.Unfinished() }, do)
 }
 
 // WithWritableStore opens the store for writing, with the hook of its commits, and passes it to do.

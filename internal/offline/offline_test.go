@@ -1,18 +1,14 @@
 package offline
 
 import (
-	"crypto/rand"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
-	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/kms"
-	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/test/pgtest"
 )
 
@@ -118,29 +114,5 @@ func TestThePasswordOfAStoreIsReadFromItsFile(t *testing.T) {
 	}
 	if _, err := Open(t.Context(), Location{URL: plain, PasswordFile: password + ".gone"}); err == nil {
 		t.Error("a file that is not there was read")
-	}
-}
-
-// A store on PostgreSQL may be in use. Then an error says that what was read may not belong together.
-func TestAnErrorSaysThatAServerWroteMeanwhile(t *testing.T) {
-	database, password := pgtest.Shared(t).URL(), filepath.Join(t.TempDir(), "password")
-	d := Deployment{Store: withoutPassword(t, database, password), PasswordFile: password}
-	server, err := Open(t.Context(), Location{URL: d.Store, PasswordFile: password})
-	must(t, err)
-	t.Cleanup(func() { must(t, server.Close()) })
-	write := func(key []byte) error {
-		return server.Update(t.Context(), func(tx store.Tx) error { return tx.Put(key, []byte(rand.Text())) })
-	}
-	must(t, write([]byte("row"))) // an empty database cannot be read
-	broken := &audit.Broken{Sequence: 1, Reason: "it was read in two halves"}
-	for key, says := range map[string]bool{"audit/head": true, "audit/checkpoint": true, "row": false} {
-		err := d.WithStore(t.Context(), func(store.Database) error { return errors.Join(write([]byte(key)), broken) })
-		if _, ok := audit.IsBroken(err); !ok {
-			t.Errorf("%s: the reason is lost: %v", key, err)
-		}
-		if strings.Contains(fmt.Sprint(err), "wrote to the store meanwhile") != says {
-			t.Errorf("%s: %v", key, err)
-		}
-		must(t, d.WithStore(t.Context(), func(store.Database) error { return write([]byte(key)) }))
 	}
 }

@@ -19,8 +19,9 @@ import (
 // Store checks the whole log in the store and all rows derived from it. It begins at the
 // first entry, or at the base of the archived entries, and ends at the head. With From or To, it
 // checks only the entries of a range. Derived rows that are not written yet are no fault. A range
-// that ends before To is broken there, unless the next entry accepts the loss of To. Nothing may
-// write to the store meanwhile. An [audit.Broken] error names the first bad sequence.
+// that ends before To is broken there, unless the next entry accepts the loss of To. An
+// [audit.Broken] error names the first bad sequence. Nothing may write to the store meanwhile: derived
+// rows could then seem wrong, and the error says so.
 func Store(ctx context.Context, s store.Store, o Options) (Report, error) {
 	o.Tenant, o.Base = false, nil
 	base, err := chain.ReadBase(ctx, s)
@@ -63,7 +64,7 @@ func Store(ctx context.Context, s store.Store, o Options) (Report, error) {
 	if broken, ok := audit.IsBroken(err); err != nil && !ok {
 		return Report{}, err
 	} else if ok && broken.Sequence <= w.Head.Sequence {
-		return Report{}, err
+		return Report{}, w.noteWrites(err)
 	}
 	// The checks below run even if a checkpoint covers more entries than exist, because a derived
 	// row may be wrong at an earlier sequence.
@@ -73,9 +74,22 @@ func Store(ctx context.Context, s store.Store, o Options) (Report, error) {
 		}
 	}
 	if bad := w.outcome(); bad != nil {
-		return Report{}, bad
+		return Report{}, w.noteWrites(bad)
 	}
 	return report, err
+}
+
+// noteWrites adds to a fault of a derived row that the store has been written to since prepare. A fault
+// of an entry has no such excuse.
+func (w *storeWalk) noteWrites(bad error) error {
+	if !w.isDerived(bad) {
+		return bad
+	}
+	now, err := w.readNewest()
+	if err != nil || bytes.Equal(now.head, w.newest.head) && bytes.Equal(now.checkpoint, w.newest.checkpoint) {
+		return bad
+	}
+	return fmt.Errorf("the store was written to meanwhile, which may be why. Stop all servers and try again; if none runs, somebody else writes to it: %w", bad)
 }
 
 // storeWalk verifies the rows of a store.
@@ -85,32 +99,47 @@ type storeWalk struct {
 	base  *audit.Base
 	*Verifier
 
-	signed    []byte           // the stored checkpoint
-	followed  audit.Checkpoint // the content of signed
+	newest    newestRows       // as they were before the first entry was read
+	followed  audit.Checkpoint // the content of newest.checkpoint
 	followErr error
+}
+
+// newestRows are the rows that change with each entry, or soon after it. A missing one is nil.
+type newestRows struct{ head, checkpoint []byte }
+
+func (w *storeWalk) readNewest() (rows newestRows, err error) {
+	err = w.view(func(r store.Reader) error {
+		head, err := r.Get(audit.HeadKey)
+		if err != nil {
+			return err
+		}
+		checkpoint, err := r.Get(audit.CheckpointKey)
+		rows = newestRows{bytes.Clone(head), bytes.Clone(checkpoint)}
+		return err
+	})
+	if err != nil {
+		return rows, fmt.Errorf("reading the newest checkpoint: %w", err)
+	}
+	return rows, nil
 }
 
 // prepare reads the checkpoint that the derived rows belong to, and compares it with the base, if
 // there is one.
 func (w *storeWalk) prepare() error {
-	w.signed, w.followErr = nil, nil
-	err := w.view(func(r store.Reader) error {
-		b, err := r.Get(audit.CheckpointKey)
-		w.signed = bytes.Clone(b)
+	var err error
+	if w.newest, err = w.readNewest(); err != nil {
 		return err
-	})
-	if err != nil {
-		return fmt.Errorf("reading the newest checkpoint: %w", err)
 	}
-	if w.signed != nil {
-		w.followed, w.followErr = audit.PeekCheckpoint(w.signed)
+	w.followErr = nil
+	if w.newest.checkpoint != nil {
+		w.followed, w.followErr = audit.PeekCheckpoint(w.newest.checkpoint)
 	}
 	w.links = w.compareFilledTiles
 	w.begun = func() error {
-		if w.signed == nil || w.followErr != nil {
+		if w.newest.checkpoint == nil || w.followErr != nil {
 			return nil
 		}
-		c, err := audit.ParseOwnCheckpoint(w.signed, w.Public)
+		c, err := audit.ParseOwnCheckpoint(w.newest.checkpoint, w.Public)
 		if w.followErr = err; err == nil && c.ChainID != w.ChainID {
 			w.followErr = audit.ErrCheckpointUnverified
 		}
@@ -420,7 +449,7 @@ func (w *storeWalk) compareSegmentEnd(index int64, s audit.Segment) error {
 }
 
 // hasCheckpoint reports whether the store has a checkpoint that verifies.
-func (w *storeWalk) hasCheckpoint() bool { return w.signed != nil && w.followErr == nil }
+func (w *storeWalk) hasCheckpoint() bool { return w.newest.checkpoint != nil && w.followErr == nil }
 
 // compareFilledTiles compares the tiles that an entry has completed with the stored tiles.
 func (w *storeWalk) compareFilledTiles(*Item) {

@@ -109,6 +109,45 @@ func TestTamperingWithTheStoreIsReported(t *testing.T) {
 	})
 }
 
+// A server that writes meanwhile makes derived rows seem wrong, and the report says so. That excuses
+// no entry.
+func TestAReportSaysThatTheStoreWasWrittenToMeanwhile(t *testing.T) {
+	flip := func(tx store.Tx, key []byte) error {
+		b := audittest.Get(tx, key)
+		b[len(b)-3] ^= 1
+		return tx.Put(key, b)
+	}
+	for name, c := range map[string]struct {
+		before, meanwhile []byte // rows that change
+		says              bool
+	}{
+		"the tile follows a newer checkpoint": {audit.TileKey(0, 0), audit.CheckpointKey, true},
+		"the head is of a newer entry":        {nil, audit.HeadKey, true},
+		"nothing is written":                  {audit.TileKey(0, 0), nil, false},
+		"an entry is changed":                 {audit.EntryKey(7), audit.CheckpointKey, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := audittest.NewFixture(t)
+			f.Fill(20)
+			f.Follow()
+			change := func(key []byte) {
+				if key != nil {
+					f.Put(func(tx store.Tx) error { return flip(tx, key) })
+				}
+			}
+			change(c.before)
+			var once sync.Once
+			_, err := verify.Store(t.Context(), f.Store, verify.Options{Entry: func() { once.Do(func() { change(c.meanwhile) }) }})
+			if _, broken := audit.IsBroken(err); !broken {
+				t.Fatal(err)
+			}
+			if strings.Contains(err.Error(), "written to meanwhile") != c.says {
+				t.Error(err)
+			}
+		})
+	}
+}
+
 func TestTamperingWithAnExportIsReported(t *testing.T) {
 	f := audittest.NewFixture(t)
 	f.Fill(20)
