@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
 	"net/http"
 	"runtime"
 	"strings"
@@ -119,14 +120,17 @@ func TestARequestCostsNoMoreThanItDid(t *testing.T) {
 		ask(o.method, o.path, o.body)
 		got := costs{rows: db.rows.Load() - rows, commits: db.commits.Load() - commits}
 		got.entries = int64(s.NextSequence() - entry)
-		const requests = 20
-		var before, after runtime.MemStats
-		runtime.ReadMemStats(&before)
-		for range requests {
-			ask(o.method, o.path, o.body)
+		got.allocations = math.MaxInt64
+		for range 3 { // the least counts, because others of the process allocate, too
+			const requests = 10
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			for range requests {
+				ask(o.method, o.path, o.body)
+			}
+			runtime.ReadMemStats(&after)
+			got.allocations = min(got.allocations, int64(after.Mallocs-before.Mallocs)/requests)
 		}
-		runtime.ReadMemStats(&after)
-		got.allocations = int64(after.Mallocs-before.Mallocs) / requests
 		if got.rows > o.most.rows || got.commits > o.most.commits || got.entries > o.most.entries || got.allocations > o.most.allocations {
 			t.Errorf("%s: %+v, at most %+v", o.name, got, o.most)
 		}

@@ -27,7 +27,7 @@ import (
 // sequence and synced once. The transaction of bbolt stays open meanwhile, and the next group
 // continues in it. A flush commits it, and the log begins anew:
 //
-//   - after a second, or when the transaction or the log has become large, see mostBefore;
+//   - after a second, or when the transaction or the log has become large, see mostPending;
 //   - before a scrub, a compaction and Close, which is how a deleted row leaves both files;
 //   - with a group that cannot be written ahead: one that probes the disk, begins a log of commits, or
 //     is too large.
@@ -44,7 +44,9 @@ const (
 	walSuffix = ".wal"
 	keyAhead  = "ahead" // in bucketCommit: id of the log ‖ u64(number of the newest commit of the log that the file has)
 
-	mostAhead = 16 << 20 // bytes that a flush for nobody may make the file longer, as estimated
+	// Bytes that a flush may make the file longer, as estimated, when one caller waits for it and when many do.
+	mostAhead  = 16 << 20
+	leastAhead = 3 << 20
 
 	applyAgain = 5 * time.Second // pause between attempts to apply the log, during which Views are not disturbed
 )
@@ -205,15 +207,17 @@ func stateOf(tx *bbolt.Tx) (s wal.State, has bool, err error) {
 
 const newerLog = "the write-ahead log of the database is of a newer release: install that one"
 
-// mostBefore returns the most that a flush may make the file longer when that many callers share a commit.
-// All of them wait for the flush, so many get short ones, and few get rare ones.
-func mostBefore(callers int) int64 { return mostAhead * 8 / (7 + int64(callers)) }
+// mostPending returns how much a flush may make the file longer, as estimated, before a group with that
+// many callers is committed with it. All of them wait for the flush, so many get short ones, and few get
+// rare ones.
+func mostPending(callers int) int64 { return max(mostAhead*8/(7+int64(callers)), leastAhead) }
 
 // encodeAhead encodes what the group of t has changed, and returns its rows. There is no record when
 // the group cannot be written ahead.
 func (w *writer) encodeAhead(g *group, id wal.ID, at time.Time) (record []byte, items []item) {
 	a, t := &w.ahead, g.tx
-	if a.log == nil || g.probe || t.begins != nil || t.direct || w.views.failed.Load() || w.reserve.low.Load() || t.growth() > mostBefore(len(g.requests)) {
+	if a.log == nil || g.probe || t.begins != nil || t.direct || w.views.failed.Load() || w.reserve.low.Load() ||
+		t.earlier > mostPending(len(g.requests)) || t.growth() > mostAhead {
 		return nil, nil
 	}
 	made := wal.Record{Log: a.state.Log, Previous: a.state.Newest, ID: id, Record: commit.Record{

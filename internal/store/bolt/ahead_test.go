@@ -65,7 +65,8 @@ func TestACommitWaitsForTheDiskOnce(t *testing.T) {
 	}})
 	never(t, s)
 	put(t, s, "first", make([]byte, 1024)) // the file and the log grow
-	must(t, s.queue.turn(t.Context(), func() { steps = nil }))
+	var first uint64
+	must(t, s.queue.turn(t.Context(), func() { first, steps = s.writer.ahead.state.Applied, nil }))
 	const commits = 20
 	for i := range commits {
 		put(t, s, fmt.Sprint(i), make([]byte, 1024))
@@ -74,6 +75,11 @@ func TestACommitWaitsForTheDiskOnce(t *testing.T) {
 	if want := append(slices.Repeat([]string{"commit"}, commits), "flush"); !slices.Equal(steps, want) {
 		t.Errorf("%d commits took the steps %q", commits, steps)
 	}
+	must(t, s.queue.turn(t.Context(), func() {
+		if n := s.writer.ahead.state.Applied - first; n != commits {
+			t.Errorf("%d of %d commits were written ahead", n, commits)
+		}
+	}))
 }
 
 // flush makes the store apply what was written ahead.
@@ -772,33 +778,37 @@ func TestWhatWasUndoneCountsForTheFlush(t *testing.T) {
 }
 
 // A flush that few wait for may be long, so that it is rare. One that many wait for comes sooner.
+// However many there are, the first group after a flush is written ahead.
 func TestManyCallersWaitForShortFlushes(t *testing.T) {
-	for callers, flushed := range map[int]bool{1: false, 64: true} {
+	for _, c := range []struct {
+		pending, callers int
+		flushed          bool
+	}{{1000, 1, false}, {1000, 64, true}, {0, 1000, false}} {
 		s := openAhead(t, filepath.Join(t.TempDir(), "db"), Options{})
 		never(t, s)
 		must(t, s.Update(t.Context(), func(tx store.Tx) error {
-			for i := range 1000 {
+			for i := range c.pending {
 				must(t, tx.Put(fmt.Append(nil, i), nil))
 			}
 			return nil
 		}))
 		var group sync.WaitGroup
 		must(t, s.between(t.Context(), func() {
-			for i := range callers {
+			for i := range c.callers {
 				group.Go(func() {
 					if err := s.Update(t.Context(), func(tx store.Tx) error { return tx.Put(fmt.Append(nil, "caller ", i), nil) }); err != nil {
 						t.Error(err)
 					}
 				})
 			}
-			for s.queue.queued() < callers {
+			for s.queue.queued() < c.callers {
 				runtime.Gosched()
 			}
 		}))
 		group.Wait()
 		must(t, s.between(t.Context(), func() {
-			if open := s.writer.ahead.open; (open == nil) != flushed {
-				t.Errorf("%d callers: flushed %v", callers, open == nil)
+			if open := s.writer.ahead.open; (open == nil) != c.flushed {
+				t.Errorf("%+v: flushed %v", c, open == nil)
 			}
 		}))
 	}
