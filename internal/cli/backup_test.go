@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"filippo.io/age"
 
@@ -27,9 +28,15 @@ import (
 	"github.com/latticekeep/latticekeep/test/machine"
 )
 
+// mustRun runs a command that has to succeed. It runs it again for a minute while a server on a busy
+// machine answers 503, which asks for that.
 func mustRun(t *testing.T, args ...string) string {
 	t.Helper()
 	out, err := run(t, args...)
+	for end := time.Now().Add(time.Minute); err != nil && strings.Contains(err.Error(), "answered 503") && time.Now().Before(end); out, err = run(t, args...) {
+		t.Logf("%s: %v", args[0], err)
+		time.Sleep(100 * time.Millisecond) // The answer 503 asks for a pause.
+	}
 	if err != nil {
 		t.Fatalf("%s: %v", args[0], err)
 	}
