@@ -112,6 +112,17 @@ func (o *outage) settle() {
 	o.say("%s; audit verify: %d entries hold, those of all plaintexts among them", judged, entries)
 }
 
+// read asks for plaintext, and returns the status of the answer.
+func (o *outage) read(id string) int {
+	o.t.Helper()
+	got, err := o.p.ask(o.d.key, "GET", "/api/v2/vault/"+id, "", "")
+	must(o.t, err)
+	if got.status == http.StatusOK {
+		o.d.show(got.request) // accounted looks for its entry
+	}
+	return got.status
+}
+
 // changesStop waits until changes are refused, and returns how long that took. A read must go on then.
 func (o *outage) changesStop(id string) time.Duration {
 	o.t.Helper()
@@ -122,14 +133,7 @@ func (o *outage) changesStop(id string) time.Duration {
 		return got.status == http.StatusServiceUnavailable
 	})
 	took := time.Since(began)
-	waitFor(o.t, func() bool { // one may wait for too long beside the load
-		got, err := o.p.ask(o.d.key, "GET", "/api/v2/vault/"+id, "", "")
-		must(o.t, err)
-		if got.status == http.StatusOK {
-			o.d.show(got.request)
-		}
-		return got.status == http.StatusOK
-	})
+	waitFor(o.t, func() bool { return o.read(id) == http.StatusOK }) // one may wait for too long beside the load
 	return took
 }
 
@@ -156,12 +160,8 @@ func TestAFullDiskInTheMiddleOfLoad(t *testing.T) {
 		}
 		changes := o.changesStop(id)
 		r := o.refuses(id, 2*time.Second)
-		waitFor(t, func() bool { // reads use up what is left, and after a while the load has none left
-			got, err := o.p.ask(d.key, "GET", "/api/v2/vault/"+id, "", "")
-			must(t, err)
-			if got.status == http.StatusOK {
-				d.show(got.request)
-			}
+		waitFor(t, func() bool { // The load comes to send seals alone, so these reads use up the reserve.
+			o.read(id)
 			return o.ready() == http.StatusServiceUnavailable
 		})
 		must(t, errors.Join(f.Close(), os.Remove(d.path("data/ballast"))))

@@ -361,13 +361,6 @@ func (p *pipeline) outcome() error {
 	return p.verdict()
 }
 
-// isDerived reports whether an outcome is the fault of a derived row, and not of an entry.
-func (p *pipeline) isDerived(outcome error) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.derived != nil && errors.Is(outcome, p.derived)
-}
-
 func (p *pipeline) verdict() error {
 	switch {
 	case p.failure != nil:

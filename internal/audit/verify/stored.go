@@ -79,14 +79,12 @@ func Store(ctx context.Context, s store.Store, o Options) (Report, error) {
 	return report, err
 }
 
-// noteWrites adds to a fault of a derived row that the store has been written to since prepare. A fault
-// of an entry has no such excuse.
+// noteWrites adds to a fault of a derived row that the store was written to since prepare. A fault of an
+// entry has no such excuse: the walk has ended with it.
 func (w *storeWalk) noteWrites(bad error) error {
-	if !w.isDerived(bad) {
-		return bad
-	}
 	now, err := w.readNewest()
-	if err != nil || bytes.Equal(now.head, w.newest.head) && bytes.Equal(now.checkpoint, w.newest.checkpoint) {
+	if err != nil || // the fault is what counts
+		bytes.Equal(now.head, w.newest.head) && bytes.Equal(now.checkpoint, w.newest.checkpoint) {
 		return bad
 	}
 	return fmt.Errorf("the store was written to meanwhile, which may be why. Stop all servers and try again; if none runs, somebody else writes to it: %w", bad)
@@ -104,7 +102,7 @@ type storeWalk struct {
 	followErr error
 }
 
-// newestRows are the rows that change with each entry, or soon after it. A missing one is nil.
+// newestRows are the rows that change with each entry, or soon after it. A row that is missing is nil.
 type newestRows struct{ head, checkpoint []byte }
 
 func (w *storeWalk) readNewest() (rows newestRows, err error) {
@@ -118,7 +116,7 @@ func (w *storeWalk) readNewest() (rows newestRows, err error) {
 		return err
 	})
 	if err != nil {
-		return rows, fmt.Errorf("reading the newest checkpoint: %w", err)
+		return rows, fmt.Errorf("reading the head and the newest checkpoint: %w", err)
 	}
 	return rows, nil
 }

@@ -207,13 +207,13 @@ func stateOf(tx *bbolt.Tx) (s wal.State, has bool, err error) {
 
 const newerLog = "the write-ahead log of the database is of a newer release: install that one"
 
-// mostPending returns how much a flush may make the file longer, as estimated, before a group with that
-// many callers is committed with it. All of them wait for the flush, so many get short ones, and few get
-// rare ones.
+// mostPending returns how many bytes the commits that wait for a flush may make the file longer, as
+// estimated, when a group with that many callers follows them. With more, the group is committed with the
+// flush, and all of its callers wait for that: many get short flushes, and few get rare ones.
 func mostPending(callers int) int64 { return max(mostAhead*8/(7+int64(callers)), leastAhead) }
 
-// encodeAhead encodes what the group of t has changed, and returns its rows. There is no record when
-// the group cannot be written ahead.
+// encodeAhead encodes what a group has changed, and returns its rows. There is no record when the group
+// cannot be written ahead, or a flush is due.
 func (w *writer) encodeAhead(g *group, id wal.ID, at time.Time) (record []byte, items []item) {
 	a, t := &w.ahead, g.tx
 	if a.log == nil || g.probe || t.begins != nil || t.direct || w.views.failed.Load() || w.reserve.low.Load() ||
