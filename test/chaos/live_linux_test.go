@@ -149,7 +149,7 @@ func TestAFullDiskInTheMiddleOfLoad(t *testing.T) {
 	t.Cleanup(func() { must(t, syscall.Unmount(d.path("data"), syscall.MNT_DETACH)) })
 	o := newOutage(t, d)
 	id := o.p.must(d.key, "POST", "/api/v2/vault/seal", `{"name":"kept","credential_type":"t","values":{"v":"1"}}`)["credential_id"].(string)
-	for range 3 {
+	for round := range 3 {
 		f, err := os.Create(d.path("data/ballast"))
 		must(t, err)
 		for err == nil {
@@ -165,6 +165,8 @@ func TestAFullDiskInTheMiddleOfLoad(t *testing.T) {
 			return o.ready() == http.StatusServiceUnavailable
 		})
 		must(t, errors.Join(f.Close(), os.Remove(d.path("data/ballast"))))
+		// What is left without the ballast depends on how fast the load was, so the volume is made larger, too.
+		must(t, syscall.Mount("tmpfs", d.path("data"), "tmpfs", syscall.MS_REMOUNT, fmt.Sprintf("size=%dm", 32*(round+2))))
 		took := o.goesOn()
 		o.say("full: changes end after %s; reads: %s; going on %s after there was space", changes.Round(time.Millisecond), r, took.Round(time.Millisecond))
 		waitFor(t, func() bool { return o.ready() == http.StatusOK })
