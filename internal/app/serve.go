@@ -30,6 +30,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/health"
 	"github.com/latticekeep/latticekeep/internal/identity/tokenreview"
 	"github.com/latticekeep/latticekeep/internal/mail"
+	"github.com/latticekeep/latticekeep/internal/memory"
 	"github.com/latticekeep/latticekeep/internal/metrics"
 	"github.com/latticekeep/latticekeep/internal/names"
 	"github.com/latticekeep/latticekeep/internal/names/past"
@@ -399,6 +400,10 @@ func (s *service) run(ctx context.Context, l net.Listener, config server.Config,
 	})
 	parts.Go(func() error {
 		s.rows.Run(running)
+		return nil
+	})
+	parts.Go(func() error {
+		memory.KeepResting(running)
 		return nil
 	})
 	if s.clock != nil {

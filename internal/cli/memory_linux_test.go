@@ -12,6 +12,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/latticekeep/latticekeep/internal/app"
 	"github.com/latticekeep/latticekeep/test/machine"
@@ -82,7 +83,7 @@ func encrypt(t *testing.T, line app.Ready, key string, body io.Reader, size int6
 var large = `{"data":"` + strings.Repeat("x", 700<<10) + `"}`
 
 // Sixteen clients with large bodies do not kill a small server: it finds its memory limit by itself,
-// and keeps within it.
+// keeps within it, and gives back what it does not use once they have gone.
 func TestASmallServerAnswersLargeBodies(t *testing.T) {
 	s := newSite(t, closed+"operations: {listen: '127.0.0.1:0'}\n")
 	line, group := s.runSmall()
@@ -109,10 +110,30 @@ func TestASmallServerAnswersLargeBodies(t *testing.T) {
 		})
 	}
 	clients.Wait()
+	busy := s.memoryKept()
 	s.wantSmall(group)
 	if _, metrics := s.ask(s.client(), "GET", s.operations()+"/metrics", "", ""); !strings.Contains(metrics, "\nlatticekeep_http_requests_shed_total 0\n") {
 		t.Error("so few requests were shed")
 	}
+	for end := time.Now().Add(2 * time.Minute); s.memoryKept() > busy*2/3; time.Sleep(100 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("of %d MiB it keeps %d", busy>>20, s.memoryKept()>>20)
+		}
+	}
+}
+
+// memoryKept returns the bytes that the server's Go runtime has from the operating system.
+func (s *site) memoryKept() int64 {
+	s.t.Helper()
+	_, metrics := s.ask(s.client(), "GET", s.operations()+"/metrics", "", "")
+	value := func(name string) int64 {
+		_, rest, _ := strings.Cut(metrics, "\n"+name+" ")
+		text, _, _ := strings.Cut(rest, "\n")
+		n, err := strconv.ParseFloat(text, 64)
+		must(s.t, err)
+		return int64(n)
+	}
+	return value("go_memstats_sys_bytes") - value("go_memstats_heap_released_bytes")
 }
 
 // Two tenants that hold 400 bodies just before their ends neither kill a small server nor keep out a
