@@ -59,42 +59,27 @@ func (s *State) Scan(ctx context.Context, st store.Store, share float64) (Scan, 
 	var seen []uint64
 	for from := []byte{0}; from != nil; {
 		start := time.Now()
-		var page []row
-		var next []byte
-		var number uint64
-		err := st.View(ctx, func(r store.Reader) (err error) {
-			page, next = nil, nil
+		var page scanned
+		err := st.View(ctx, func(r store.Reader) error {
+			page = scanned{}
 			if !s.knows(table) {
 				return errReread
 			}
-			if number, err = s.at(r, began); err != nil {
+			number, err := s.at(r, began)
+			if err != nil {
 				return err
 			}
-			return scanDeciding(r, from, func(f Family, key, value []byte) bool {
-				if len(page) == scanRows {
-					next = bytes.Clone(key)
-					return false
-				}
-				page = append(page, row{f, bytes.Clone(key), bytes.Clone(value)})
-				return true
-			})
+			return s.scanPage(r, from, number, &page)
 		})
 		if err != nil {
 			return result, fmt.Errorf("reading the stored rows: %w", err)
 		}
-		for _, w := range page {
-			err := s.check(w, number)
-			var refused *RowError
-			if errors.As(err, &refused) {
-				result.refuse(refused)
-			} else if err != nil {
-				return result, err
-			}
-			i := s.hasher.Load().id(w.family, w.key)
-			seen = append(seen, binary.BigEndian.Uint64(i[groupSize:]))
+		for _, e := range page.refused {
+			result.refuse(e)
 		}
-		result.Rows += uint64(len(page))
-		from = next
+		seen = append(seen, page.ids...)
+		result.Rows += uint64(len(page.ids))
+		from = page.next
 		if err := rest(ctx, time.Since(start), share); err != nil {
 			return result, err
 		}
@@ -107,6 +92,37 @@ func (s *State) Scan(ctx context.Context, st store.Store, share float64) (Scan, 
 		return result, ownError(err)
 	}
 	return result, nil
+}
+
+// scanned is what a scan keeps of one View. The rows themselves are not copied: with a scan a minute, that would
+// be most of what an idle server allocates.
+type scanned struct {
+	ids     []uint64 // half of each row's id
+	refused []*RowError
+	next    []byte // key of the first row after them; nil: none
+}
+
+// scanPage compares rows from a key on with the state as of a change.
+func (s *State) scanPage(r store.Reader, from []byte, number uint64, page *scanned) error {
+	page.ids = make([]uint64, 0, scanRows)
+	var bad error
+	err := scanDeciding(r, from, func(f Family, key, value []byte) bool {
+		if len(page.ids) == scanRows {
+			page.next = bytes.Clone(key)
+			return false
+		}
+		is := s.hasher.Load().record(f, key, value)
+		err := s.checkRecord(row{f, key, value}, is, number)
+		var refused *RowError
+		if errors.As(err, &refused) {
+			page.refused = append(page.refused, refused)
+		} else if bad = err; bad != nil {
+			return false
+		}
+		page.ids = append(page.ids, binary.BigEndian.Uint64(is.id[groupSize:]))
+		return true
+	})
+	return errors.Join(err, bad)
 }
 
 // knows reports whether a table is still the known one.
