@@ -1,12 +1,13 @@
 // Package envelope encrypts credentials in three layers, messages to a named key, the keyring's
-// keys, and the values of a SealedCredential.
+// keys, the values of a SealedCredential, and the seeds of kube-apiserver.
 //
 // A credential is sealed under a fresh ML-KEM-768 key pair (layer 1). The tenant's wrapping key
 // wraps the seed of this pair and 32 random bytes (layer 2). The key for AES-256-GCM (layer 3) is
 // derived from the shared secret and those 32 bytes together. So breaking ML-KEM alone opens
 // nothing, and neither does the database without the wrapping key. A message is encapsulated to a
 // key pair that many messages share ([KEMKey]). A value of a SealedCredential is one HPKE message
-// to the deployment's sealing key.
+// to the deployment's sealing key. A seed of kube-apiserver is encapsulated to a key pair, and mixed
+// with a secret, of one generation of a key set ([EtcdKey]).
 //
 // What must stay true:
 //   - keys are stored as seeds, and every length is checked before a primitive gets the input, so
