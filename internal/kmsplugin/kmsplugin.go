@@ -1,0 +1,161 @@
+// Package kmsplugin is a KMS v2 provider for kube-apiserver: it wraps the seeds from which the API
+// server derives the keys of what it writes to etcd.
+//
+// Each control-plane node runs one plugin, with three files in a directory of its own. The key set is
+// one signed file, the same on all nodes. It names the nodes, and has generations: an ML-KEM key pair
+// and a secret, wrapped by a KMS key. One generation is current and wraps; all open. The node's
+// identity is an ML-DSA-65 key, wrapped as well. The record says which key set the plugin has loaded
+// last.
+//
+// A new generation is pending first. It becomes the current one when each node has signed that its
+// plugin has loaded it ([Acknowledge], [Promote]), so no node meets a seed that it cannot open.
+//
+// What must stay true:
+//   - the plugin does not depend on the cluster that it serves: it needs its files, and the KMS at
+//     the start and for each new generation; everything else is in memory, until the process ends;
+//   - what Status names is what Encrypt uses: both read one pointer;
+//   - a key set that is older than the record, or another one, is refused, and so is one that does
+//     not name this node;
+//   - a key id is never used twice, because it has a number that only rises, and a hash of the keys;
+//   - nothing but the owner of the socket can connect to it.
+//
+// The package does not distribute files, and does not look into etcd.
+package kmsplugin
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	kmsapi "k8s.io/kms/apis/v2"
+)
+
+const (
+	// maxMessage is above what kube-apiserver sends: 1 kB of ciphertext and 32 kB of annotations.
+	maxMessage = 64 << 10
+	// maxStreams bounds the calls of one connection that run at the same time. kube-apiserver has one
+	// connection.
+	maxStreams = 1000
+
+	connectTimeout = 10 * time.Second
+	endTimeout     = 5 * time.Second // limit for calls that run when the plugin is to end
+)
+
+// Config configures [Serve].
+type Config struct {
+	Dir    string // required: the directory of the key set
+	Socket string // required: path of the socket
+	Logger *slog.Logger
+
+	TokenFile string        // holds the token for Vault and OpenBao
+	Poll      time.Duration // how often to look for another key set; default 2 s
+}
+
+type plugin struct {
+	dir     string
+	custody Custody
+	logger  *slog.Logger
+	keys    atomic.Pointer[keys]
+}
+
+// Serve serves at the socket until ctx ends. It fails when the socket or the key set cannot be used.
+func Serve(ctx context.Context, c Config) error {
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	if c.Poll == 0 {
+		c.Poll = 2 * time.Second
+	}
+	s, err := claimSocket(c.Socket)
+	if err != nil {
+		return err
+	}
+	p := &plugin{dir: c.Dir, custody: Custody{TokenFile: c.TokenFile, Logger: c.Logger}, logger: c.Logger}
+	err = p.serve(ctx, s, c.Poll)
+	p.custody.Close()
+	if released := s.release(); err == nil {
+		err = released
+	}
+	return err
+}
+
+func (p *plugin) serve(ctx context.Context, s *socket, poll time.Duration) error {
+	seen := p.look()
+	first, err := load(ctx, &p.custody, p.dir, nil)
+	if err != nil {
+		return err
+	}
+	p.keys.Store(first)
+	l, err := s.listen()
+	if err != nil {
+		return err
+	}
+	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage), grpc.MaxHeaderListSize(16<<10),
+		grpc.MaxConcurrentStreams(maxStreams), grpc.ConnectionTimeout(connectTimeout))
+	kmsapi.RegisterKeyManagementServiceServer(server, service{p: p})
+	p.logger.Info("serving", "socket", s.path, "key_set", first.set.ID, "revision", first.set.Revision, "key_id", first.set.current().KeyID)
+
+	ended := make(chan error, 1) // capacity 1: nobody may receive
+	go func() { ended <- server.Serve(l) }()
+	ticker := time.NewTicker(poll)
+	defer ticker.Stop()
+	for {
+		select {
+		case err := <-ended:
+			return fmt.Errorf("serving: %w", err)
+		case <-ctx.Done():
+			end(server)
+			_ = <-ended // nil: the server was stopped
+			p.logger.Info("ended")
+			return nil
+		case <-ticker.C:
+			if now := p.look(); now != seen || p.keys.Load().fault != "" {
+				seen = now
+				p.reload(ctx)
+			}
+		}
+	}
+}
+
+// end waits for the calls that run, for a while.
+func end(server *grpc.Server) {
+	hurry := time.AfterFunc(endTimeout, server.Stop)
+	defer hurry.Stop()
+	server.GracefulStop()
+}
+
+// sight is what tells one file from another without reading it.
+type sight struct {
+	changed time.Time
+	size    int64
+}
+
+func (p *plugin) look() sight {
+	info, err := os.Stat(filepath.Join(p.dir, keySetFile))
+	if err != nil {
+		return sight{} // reload finds out why
+	}
+	return sight{info.ModTime(), info.Size()}
+}
+
+// reload serves the key set of the file. If it cannot, the previous one serves on, and Status says so.
+func (p *plugin) reload(ctx context.Context) {
+	former := p.keys.Load()
+	next, err := load(ctx, &p.custody, p.dir, former)
+	if err != nil {
+		failed := *former
+		failed.fault = fmt.Sprintf("the key set file is refused, and revision %d serves on: %v", former.set.Revision, err)
+		p.keys.Store(&failed)
+		if failed.fault != former.fault { // once, and not with each look
+			p.logger.Error("the key set file is refused; the previous revision serves on", "revision", former.set.Revision, "error", err)
+		}
+		return
+	}
+	p.keys.Store(next)
+	p.logger.Info("key set loaded", "key_set", next.set.ID, "revision", next.set.Revision, "key_id", next.set.current().KeyID)
+}

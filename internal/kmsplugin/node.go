@@ -1,0 +1,194 @@
+package kmsplugin
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/latticekeep/latticekeep/internal/dualsig"
+	"github.com/latticekeep/latticekeep/internal/durable"
+	"github.com/latticekeep/latticekeep/internal/frame"
+)
+
+const labelAcknowledgement = "latticekeep/key-set-acknowledgement/v1" // as labelKeySet
+
+// Names of the files in a directory of the plugin.
+const (
+	keySetFile = "keyset.json"
+	nodeFile   = "node.json"
+	recordFile = "newest.json"
+)
+
+// identity is the content of node.json: a node and its wrapped signing key.
+type identity struct {
+	Version int    `json:"version"`
+	Node    Node   `json:"node"`
+	KMS     string `json:"kms"` // URL of the KMS key
+	Wrapped []byte `json:"wrapped_seed"`
+}
+
+// NodeFile is the public part of a node's identity, for the node where the key set is changed.
+type NodeFile struct {
+	Version int  `json:"version"`
+	Node    Node `json:"node"`
+}
+
+// ParseNode decodes what [NewNode] returned, in the encoding of [Encode].
+func ParseNode(b []byte) (NodeFile, error) {
+	var f NodeFile
+	err := decode(b, &f)
+	if err == nil && f.Version != formatVersion {
+		err = fmt.Errorf("it has version %d, and this program reads version %d", f.Version, formatVersion)
+	}
+	if err == nil {
+		err = f.Node.check()
+	}
+	if err != nil {
+		return NodeFile{}, fmt.Errorf("decoding a node's identity: %w", err)
+	}
+	return f, nil
+}
+
+// Acknowledgement is a node's signed statement that its plugin has loaded a generation.
+type Acknowledgement struct {
+	Version   int    `json:"version"`
+	KeySet    string `json:"key_set"` // id
+	KeyID     string `json:"key_id"`  // generation
+	Node      string `json:"node"`
+	Signature []byte `json:"signature"`
+}
+
+func (a Acknowledgement) signed() []byte {
+	return frame.Join(labelAcknowledgement, []byte(a.KeySet), []byte(a.KeyID), []byte(a.Node))
+}
+
+// ParseAcknowledgement decodes what [Acknowledge] returned, in the encoding of [Encode].
+func ParseAcknowledgement(b []byte) (Acknowledgement, error) {
+	var a Acknowledgement
+	err := decode(b, &a)
+	if err == nil && a.Version != formatVersion {
+		err = fmt.Errorf("it has version %d, and this program reads version %d", a.Version, formatVersion)
+	}
+	if err != nil {
+		return Acknowledgement{}, fmt.Errorf("decoding an acknowledgement: %w", err)
+	}
+	return a, nil
+}
+
+// Encode returns the file of a [NodeFile] or an [Acknowledgement].
+func Encode[T NodeFile | Acknowledgement](v T) ([]byte, error) { return encode(v) }
+
+// NewNode makes the identity of a node in dir, which it creates, under the KMS key of that URL.
+func NewNode(ctx context.Context, c *Custody, dir, name, url string) (NodeFile, error) {
+	if n := (Node{Name: name, PublicKey: make([]byte, dualsig.PublicKeySize)}); n.check() != nil {
+		return NodeFile{}, n.check()
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return NodeFile{}, fmt.Errorf("creating the directory: %w", err)
+	}
+	if err := durable.CheckAbsent(filepath.Join(dir, nodeFile)); err != nil {
+		return NodeFile{}, fmt.Errorf("this node has an identity: %w", err)
+	}
+	key, wrapped, err := c.newSigningKey(ctx, url, nodeContext)
+	if err != nil {
+		return NodeFile{}, err
+	}
+	i := identity{formatVersion, Node{name, key.Public().Bytes()}, url, wrapped}
+	b, err := encode(i)
+	if err == nil {
+		err = durable.WriteNew(filepath.Join(dir, nodeFile), b)
+	}
+	return NodeFile{formatVersion, i.Node}, err
+}
+
+// Acknowledge signs that the plugin of this node has loaded the pending generation. Only the running
+// plugin writes the record that shows it.
+func Acknowledge(ctx context.Context, c *Custody, dir string) (Acknowledgement, error) {
+	set, digest, err := readKeySet(dir)
+	if err != nil {
+		return Acknowledgement{}, err
+	}
+	i, err := readIdentity(dir, set)
+	if err != nil {
+		return Acknowledgement{}, err
+	}
+	pending := set.pending()
+	if pending == nil {
+		return Acknowledgement{}, errors.New("the key set has no pending generation to acknowledge: run latticekeep kms-plugin rotate, and copy keyset.json to this node")
+	}
+	r, err := readRecord(dir)
+	switch {
+	case err != nil:
+		return Acknowledgement{}, err
+	case r == nil || r.KeySet != set.ID || r.Digest != digest:
+		return Acknowledgement{}, fmt.Errorf("the plugin of this node has not loaded revision %d of the key set: see that it runs, and what it logs, and try again", set.Revision)
+	}
+	key, err := c.openSigningKey(ctx, i.KMS, nodeContext, i.Node.PublicKey, i.Wrapped)
+	if err != nil {
+		return Acknowledgement{}, err
+	}
+	a := Acknowledgement{Version: formatVersion, KeySet: set.ID, KeyID: pending.KeyID, Node: i.Node.Name}
+	a.Signature, err = key.Sign(labelAcknowledgement, a.signed())
+	return a, err
+}
+
+// acknowledges returns an error unless a is a node's acknowledgement of this generation of s.
+func (s *KeySet) acknowledges(a Acknowledgement, g *Generation) error {
+	n := s.node(a.Node)
+	switch {
+	case n == nil:
+		return fmt.Errorf("node %.260q acknowledges, and the key set does not name it: run latticekeep kms-plugin add-node first", a.Node)
+	case a.KeySet != s.ID:
+		return fmt.Errorf("node %s acknowledges key set %.64q, and this is %s", n.Name, a.KeySet, s.ID)
+	case a.KeyID != g.KeyID:
+		return fmt.Errorf("node %s acknowledges generation %.90q, and the pending one is %s: run latticekeep kms-plugin acknowledge there again", n.Name, a.KeyID, g.KeyID)
+	}
+	key, err := dualsig.ParsePublicKey(n.PublicKey)
+	if err != nil {
+		return err
+	}
+	if !key.Verify(labelAcknowledgement, a.signed(), a.Signature) {
+		return fmt.Errorf("the signature of the acknowledgement of node %s does not hold: run latticekeep kms-plugin acknowledge there again", n.Name)
+	}
+	return nil
+}
+
+// readIdentity reads the identity of this node, which set must name.
+func readIdentity(dir string, set *KeySet) (identity, error) {
+	var i identity
+	b, err := readFile(filepath.Join(dir, nodeFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return i, fmt.Errorf("this node has no identity: make it with latticekeep kms-plugin node --dir %s: %w", dir, err)
+	}
+	if err == nil {
+		err = decode(b, &i)
+	}
+	if err == nil && i.Version != formatVersion {
+		err = fmt.Errorf("it has version %d, and this program reads version %d", i.Version, formatVersion)
+	}
+	if err != nil {
+		return i, fmt.Errorf("reading this node's identity: %w", err)
+	}
+	if n := set.node(i.Node.Name); n == nil || !bytes.Equal(n.PublicKey, i.Node.PublicKey) {
+		return i, fmt.Errorf("the key set does not name this node, %.260q, with its key: run latticekeep kms-plugin add-node where the key set is changed, and copy keyset.json here", i.Node.Name)
+	}
+	return i, nil
+}
+
+func readFile(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, durable.ExplainRefusal(path, err)
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err == nil && len(b) > maxFile {
+		err = fmt.Errorf("%s is larger than %d KiB", path, maxFile>>10)
+	}
+	return b, err
+}

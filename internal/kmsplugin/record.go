@@ -1,0 +1,90 @@
+package kmsplugin
+
+import (
+	"crypto/sha3"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+
+	"github.com/latticekeep/latticekeep/internal/durable"
+)
+
+// record is the content of newest.json: the newest key set that the plugin of this node has loaded.
+type record struct {
+	Version    int    `json:"version"`
+	KeySet     string `json:"key_set"` // id
+	Revision   uint64 `json:"revision"`
+	Generation uint64 `json:"generation"` // the current one
+	Digest     string `json:"digest"`     // SHA3-256 of the file, in hexadecimal digits
+}
+
+// readRecord returns nil if there is no record.
+func readRecord(dir string) (*record, error) {
+	b, err := readFile(filepath.Join(dir, recordFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil //nolint:nilnil // no record is an answer
+	}
+	r := new(record)
+	if err == nil {
+		err = decode(b, r)
+	}
+	if err == nil && r.Version != formatVersion {
+		err = fmt.Errorf("it has version %d, and this program reads version %d", r.Version, formatVersion)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading the record of the newest key set: %w", err)
+	}
+	return r, nil
+}
+
+// checkNotOlder refuses a key set that is older than the record, or another one.
+func (r *record) checkNotOlder(s *KeySet, digest string) error {
+	const remedy = "copy the newest keyset.json to this node"
+	switch {
+	case r == nil:
+		return nil
+	case s.ID != r.KeySet:
+		return fmt.Errorf("this is key set %s, and this node has served %s: %s, or remove %s if the key set was replaced on purpose", s.ID, r.KeySet, remedy, recordFile)
+	case s.Revision < r.Revision:
+		return fmt.Errorf("the key set has revision %d, and this node has loaded revision %d: %s", s.Revision, r.Revision, remedy)
+	case s.Revision == r.Revision && digest != r.Digest:
+		return fmt.Errorf("the key set is another one of revision %d than this node has loaded, so it was changed in two places: %s, and change it in one place only", s.Revision, remedy)
+	case s.current().Number < r.Generation:
+		return fmt.Errorf("the current generation of the key set is %d, and this node has served generation %d: %s", s.current().Number, r.Generation, remedy)
+	}
+	return nil
+}
+
+func (r *record) write(dir string) error {
+	b, err := encode(r)
+	if err != nil {
+		return err
+	}
+	return durable.Write(filepath.Join(dir, recordFile), b)
+}
+
+func newRecord(s *KeySet, digest string) *record {
+	return &record{formatVersion, s.ID, s.Revision, s.current().Number, digest}
+}
+
+// readKeySet reads the key set of a directory, and checks that it is not older than its record.
+func readKeySet(dir string) (s *KeySet, digest string, err error) {
+	b, err := readFile(filepath.Join(dir, keySetFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, "", fmt.Errorf("there is no key set: make the first one with latticekeep kms-plugin init, or copy %s from another node: %w", keySetFile, err)
+	} else if err != nil {
+		return nil, "", fmt.Errorf("reading key set: %w", err)
+	}
+	if s, err = ParseKeySet(b); err != nil {
+		return nil, "", err
+	}
+	sum := sha3.Sum256(b)
+	digest = hex.EncodeToString(sum[:])
+	r, err := readRecord(dir)
+	if err == nil {
+		err = r.checkNotOlder(s, digest)
+	}
+	return s, digest, err
+}

@@ -1,0 +1,115 @@
+package kmsplugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	kmsapi "k8s.io/kms/apis/v2"
+
+	"github.com/latticekeep/latticekeep/internal/envelope"
+)
+
+// annotation is the one annotation of a wrapped seed: the ML-KEM ciphertext.
+const annotation = "kem.latticekeep.dev"
+
+// keys is a key set with the keys of all its generations. It does not change.
+type keys struct {
+	set   *KeySet
+	byID  map[string]*envelope.EtcdKey
+	fault string // why another file is not served; "" if there is none
+}
+
+// load opens the key set in dir. It takes the keys of generations that former has.
+func load(ctx context.Context, c *Custody, dir string, former *keys) (*keys, error) {
+	s, digest, err := readKeySet(dir)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := readIdentity(dir, s); err != nil {
+		return nil, err
+	}
+	k := &keys{set: s, byID: map[string]*envelope.EtcdKey{}}
+	for _, g := range s.Generations {
+		key := former.opened(s.ID, g)
+		if key == nil {
+			if key, err = c.openGeneration(ctx, s.ID, g); err != nil {
+				return nil, err
+			}
+		}
+		k.byID[g.KeyID] = key
+	}
+	return k, newRecord(s, digest).write(dir)
+}
+
+// opened returns the key of a generation if its secrets are those of k.
+func (k *keys) opened(keySet string, g Generation) *envelope.EtcdKey {
+	if k == nil || k.set.ID != keySet {
+		return nil
+	}
+	for _, have := range k.set.Generations {
+		if have.KeyID == g.KeyID && string(have.Wrapped) == string(g.Wrapped) {
+			return k.byID[g.KeyID]
+		}
+	}
+	return nil
+}
+
+// service answers kube-apiserver. It needs no network.
+type service struct {
+	kmsapi.UnimplementedKeyManagementServiceServer
+	p *plugin
+}
+
+// Status implements the interface of KMS v2.
+func (s service) Status(context.Context, *kmsapi.StatusRequest) (*kmsapi.StatusResponse, error) {
+	k := s.p.keys.Load()
+	health := "ok"
+	if k.fault != "" {
+		health = k.fault
+	}
+	return &kmsapi.StatusResponse{Version: "v2", Healthz: health, KeyId: k.set.current().KeyID}, nil
+}
+
+// Encrypt implements the interface of KMS v2.
+func (s service) Encrypt(_ context.Context, r *kmsapi.EncryptRequest) (*kmsapi.EncryptResponse, error) {
+	defer clear(r.GetPlaintext())
+	if n := len(r.GetPlaintext()); n == 0 || n > envelope.MaxEtcdSeed {
+		return nil, status.Errorf(codes.InvalidArgument, "plaintext has %d bytes: it must have 1 to %d", n, envelope.MaxEtcdSeed)
+	}
+	k := s.p.keys.Load()
+	id := k.set.current().KeyID
+	ciphertext, encapsulated, err := k.byID[id].Wrap(id, r.GetPlaintext())
+	if err != nil {
+		return nil, s.p.failed(codes.Internal, "wrapping a seed failed", id, err)
+	}
+	return &kmsapi.EncryptResponse{Ciphertext: ciphertext, KeyId: id, Annotations: map[string][]byte{annotation: encapsulated}}, nil
+}
+
+// Decrypt implements the interface of KMS v2.
+func (s service) Decrypt(_ context.Context, r *kmsapi.DecryptRequest) (*kmsapi.DecryptResponse, error) {
+	k, id := s.p.keys.Load(), r.GetKeyId()
+	key := k.byID[id]
+	if key == nil {
+		err := fmt.Errorf("the key set has no such generation at revision %d: copy the newest %s to this node", k.set.Revision, keySetFile)
+		return nil, s.p.failed(codes.FailedPrecondition, "a seed was refused", id, err)
+	}
+	encapsulated, ok := r.GetAnnotations()[annotation]
+	if !ok || len(r.GetAnnotations()) != 1 {
+		return nil, s.p.failed(codes.InvalidArgument, "a seed was refused", id, errors.New("it must have the annotation "+annotation+" and no other"))
+	}
+	seed, err := key.Open(id, r.GetCiphertext(), encapsulated)
+	if err != nil {
+		return nil, s.p.failed(codes.InvalidArgument, "a seed was refused", id, err)
+	}
+	return &kmsapi.DecryptResponse{Plaintext: seed}, nil
+}
+
+// failed logs an error and returns it for kube-apiserver, which logs it too.
+func (p *plugin) failed(code codes.Code, what, keyID string, err error) error {
+	keyID = fmt.Sprintf("%.90q", keyID) // anybody who writes to etcd chooses it
+	p.logger.Warn(what, "key_id", keyID, "error", err)
+	return status.Errorf(code, "%s: key id %s: %v", what, keyID, err)
+}

@@ -1,0 +1,111 @@
+package kmsplugin
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/latticekeep/latticekeep/internal/durable"
+)
+
+// maxSocketPath is the longest path of a socket that every Unix takes.
+const maxSocketPath = 103
+
+// socket is a place in the file system where one plugin may listen. A lock on a file beside it, which
+// the kernel drops when the process ends, says whether one does. The file stays.
+type socket struct {
+	path string
+	lock *os.File
+}
+
+// claimSocket locks the place. A socket that a killed plugin has left there is no obstacle.
+func claimSocket(path string) (*socket, error) {
+	switch {
+	case strings.HasPrefix(path, "@") || strings.ContainsRune(path, 0):
+		return nil, errors.New("--socket must not be an abstract socket, which every process of the machine could connect to: give a path such as /run/latticekeep/kms.sock")
+	case !filepath.IsAbs(path):
+		return nil, errors.New("--socket takes a whole path, such as /run/latticekeep/kms.sock, and no URL")
+	}
+	lock, err := os.OpenFile(path+".lock", os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("the folder of --socket does not exist: create it for this user alone: %w", err)
+	} else if err != nil {
+		return nil, fmt.Errorf("locking the socket: %w", durable.ExplainRefusal(path+".lock", err))
+	}
+	s := &socket{path, lock}
+	if err := s.claim(); err != nil {
+		_ = lock.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *socket) claim() error {
+	err := syscall.Flock(int(s.lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+	switch {
+	case errors.Is(err, syscall.EWOULDBLOCK):
+		return fmt.Errorf("another plugin serves at %s: stop it, or give another --socket", s.path)
+	case err != nil:
+		return fmt.Errorf("locking the socket: %w", err)
+	}
+	info, err := os.Lstat(s.path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return fmt.Errorf("looking at the socket: %w", err)
+	case info.Mode().Type() != fs.ModeSocket:
+		return fmt.Errorf("%s is not a socket and is left alone: give another --socket, or remove it", s.path)
+	}
+	c, err := net.Dial("unix", s.path)
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED): // left by a process that is gone
+		return nil
+	case err != nil:
+		return fmt.Errorf("looking for another program at the socket: %w", err)
+	}
+	_ = c.Close()
+	return fmt.Errorf("another program serves at %s: stop it, or give another --socket", s.path)
+}
+
+// listen binds the socket in a folder that only this user can enter, gives it mode 0600 and renames
+// it to its place. So nobody can connect before it has its mode, and a stale socket is replaced in
+// one step.
+func (s *socket) listen() (net.Listener, error) {
+	private, err := os.MkdirTemp(filepath.Dir(s.path), ".kms-") // mode 0700
+	if err != nil {
+		return nil, fmt.Errorf("making a folder for the socket: %w", err)
+	}
+	defer os.RemoveAll(private)
+	bound := filepath.Join(private, "s")
+	if len(bound) > maxSocketPath {
+		return nil, fmt.Errorf("the folder of --socket has a path of %d bytes, and a socket in it could have %d at most: give a shorter one", len(filepath.Dir(s.path)), maxSocketPath)
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: bound, Net: "unix"})
+	if err != nil {
+		return nil, fmt.Errorf("listening: %w", err)
+	}
+	l.SetUnlinkOnClose(false) // it has another name by then
+	if err = os.Chmod(bound, 0o600); err == nil {
+		err = os.Rename(bound, s.path)
+	}
+	if err != nil {
+		_ = l.Close()
+		return nil, fmt.Errorf("giving the socket its name: %w", err)
+	}
+	return l, nil
+}
+
+// release removes the socket and gives up the place.
+func (s *socket) release() error {
+	err := os.Remove(s.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return errors.Join(err, s.lock.Close())
+}
