@@ -26,12 +26,13 @@ const module = "github.com/latticekeep/latticekeep"
 var ours = map[string]string{
 	".": "internal/cli",
 	"internal/cli": "api/v1beta1 config/crd controllers internal/app internal/config internal/buildinfo internal/cli/admin internal/cli/auditlog internal/cli/command " +
-		"internal/cli/importer internal/cli/login internal/cli/score internal/cli/seal internal/cli/transfer internal/cli/transit internal/cli/vault internal/dumps internal/memory internal/store/format",
-	"internal/cli/admin":    "internal/cli/command internal/authz api/client api/openapi/v2",
-	"internal/cli/auditlog": "internal/cli/command internal/config internal/diagnosis api/client api/openapi api/openapi/v2 internal/doctor internal/export internal/offline internal/progress internal/audit internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/keyring internal/objects internal/state internal/store internal/fault",
-	"internal/cli/importer": "internal/cli/command api/client api/openapi/v2 internal/dotenv internal/progress",
-	"internal/dotenv":       "internal/secret",
-	"internal/cli/score":    "internal/cli/command api/client api/openapi/v2 internal/export internal/durable internal/compliance internal/audit internal/audit/verify internal/keyring internal/dualsig",
+		"internal/cli/importer internal/cli/kmsplugin internal/cli/login internal/cli/score internal/cli/seal internal/cli/transfer internal/cli/transit internal/cli/vault internal/dumps internal/memory internal/store/format",
+	"internal/cli/admin":     "internal/cli/command internal/authz api/client api/openapi/v2",
+	"internal/cli/auditlog":  "internal/cli/command internal/config internal/diagnosis api/client api/openapi api/openapi/v2 internal/doctor internal/export internal/offline internal/progress internal/audit internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/keyring internal/objects internal/state internal/store internal/fault",
+	"internal/cli/importer":  "internal/cli/command api/client api/openapi/v2 internal/dotenv internal/progress",
+	"internal/cli/kmsplugin": "internal/cli/command internal/kmsplugin internal/dumps internal/envelope internal/logs",
+	"internal/dotenv":        "internal/secret",
+	"internal/cli/score":     "internal/cli/command api/client api/openapi/v2 internal/export internal/durable internal/compliance internal/audit internal/audit/verify internal/keyring internal/dualsig",
 	"internal/cli/seal": "internal/cli/command api/client api/openapi/v2 api/v1alpha1 api/v1beta1 internal/config internal/durable internal/sealing internal/sealedsecrets internal/envelope " +
 		"internal/secret",
 	"internal/cli/transfer": "internal/cli/command api/openapi/v2 internal/offline internal/durable internal/download internal/progress internal/buildinfo internal/backup internal/backup/commits internal/backup/restore internal/backup/rollback internal/backup/schedule internal/dualsig internal/objects internal/audit internal/audit/verify " +
@@ -167,6 +168,7 @@ var ours = map[string]string{
 	"internal/envelope":                "internal/frame internal/secret",
 	"internal/dualsig":                 "internal/frame",
 	"internal/kms":                     "internal/google internal/durable internal/frame internal/fault",
+	"internal/kmsplugin":               "internal/kms internal/envelope internal/dualsig internal/durable internal/frame internal/fault internal/secret",
 	"internal/google":                  "internal/fault",
 	"internal/state/watch":             "internal/state internal/audit internal/audit/reader internal/audit/writer internal/authz internal/store internal/store/format internal/fault",
 	"internal/state":                   "internal/audit internal/audit/entries internal/store internal/frame internal/fault",
@@ -245,6 +247,8 @@ var vendors = map[string]string{
 	"k8s.io/apimachinery":            "api/v1alpha1 api/v1beta1 controllers internal/app internal/cli internal/config internal/sealing internal/sealedsecrets internal/identity/tokenreview server/v2",
 	"github.com/go-logr/logr":        "controllers",
 	"k8s.io/klog/v2":                 "controllers",
+	"k8s.io/kms":                     "internal/kmsplugin",
+	"google.golang.org/grpc":         "internal/kmsplugin", // docs/adr/0041-kms-plugin.md
 	"k8s.io/utils":                   "internal/store/bolt",
 	"sigs.k8s.io/yaml":               "internal/cli internal/sealedsecrets hack/crd hack/schemas",
 

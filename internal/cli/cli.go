@@ -12,6 +12,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/cli/auditlog"
 	"github.com/latticekeep/latticekeep/internal/cli/command"
 	"github.com/latticekeep/latticekeep/internal/cli/importer"
+	"github.com/latticekeep/latticekeep/internal/cli/kmsplugin"
 	"github.com/latticekeep/latticekeep/internal/cli/login"
 	"github.com/latticekeep/latticekeep/internal/cli/score"
 	"github.com/latticekeep/latticekeep/internal/cli/seal"
@@ -40,7 +41,7 @@ func Command() *cobra.Command {
 	root.AddCommand(login.NewCommand(), login.NewLogoutCommand(), login.NewOpenCommand())
 	root.AddCommand(vault.NewCommands()...)
 	root.AddCommand(transit.NewCommands()...)
-	root.AddCommand(newWebhookCommand(), newCRDCommand(), newUninstallCommand(), score.NewCommand(), auditlog.NewDoctorCommand(app.Diagnose), newCompletionCommand())
+	root.AddCommand(newWebhookCommand(), newCRDCommand(), newUninstallCommand(), score.NewCommand(), auditlog.NewDoctorCommand(app.Diagnose), kmsplugin.NewCommand(), newCompletionCommand())
 	command.Strict(root)
 	completeFiles(root)
 	return root

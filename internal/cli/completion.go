@@ -76,7 +76,7 @@ func takesFile(flag string) bool { return strings.HasSuffix(flag, "-file") || fi
 var (
 	files = map[string]bool{
 		"config": true, "file": true, "filename": true, "from-file": true, "input": true, "key": true, "keys": true, "kms-key-out": true, "kubeconfig": true,
-		"merge-into": true, "output": true, "public-key": true, "public-key-out": true, "signatures": true, "since": true, "verify-with": true,
+		"merge-into": true, "output": true, "public-key": true, "public-key-out": true, "signatures": true, "since": true, "socket": true, "verify-with": true,
 	}
-	folders = map[string]bool{"catalogues": true, "data-dir": true}
+	folders = map[string]bool{"catalogues": true, "data-dir": true, "dir": true}
 )
