@@ -58,6 +58,18 @@ func killAtStart(t *testing.T, program, dir string) {
 	_ = cmd.Wait() // killed
 }
 
+// programFor returns the path of the program: under the name latticekeep, the test binary is it.
+func programFor(t *testing.T) string {
+	t.Helper()
+	program := filepath.Join(t.TempDir(), "latticekeep")
+	self, err := os.Executable()
+	must(t, err)
+	if err := os.Link(self, program); err != nil {
+		must(t, os.Symlink(self, program))
+	}
+	return program
+}
+
 // kill kills the process, like a power cut but without the loss of the page cache.
 func (p *process) kill() {
 	_ = p.cmd.Process.Kill() // it may be dead already
@@ -81,16 +93,7 @@ func TestNothingAcknowledgedIsLostByAKill(t *testing.T) {
 	t.Parallel()
 	const kills = 20 // The checks grow with the square of it, and make chaos kills more often.
 
-	program := filepath.Join(t.TempDir(), "latticekeep") // under this name the test binary is the program
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Link(self, program); err != nil {
-		if err := os.Symlink(self, program); err != nil {
-			t.Fatal(err)
-		}
-	}
+	program := programFor(t)
 	dir := filepath.Join(t.TempDir(), "data")
 	all := &acknowledged{values: map[string]string{}, gone: map[string]bool{}, unsure: map[string]bool{}}
 	var recoveries []time.Duration

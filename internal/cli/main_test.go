@@ -1,9 +1,12 @@
 package cli
 
 import (
+	"context"
 	"fmt"
 	"os"
+	"os/signal"
 	"path/filepath"
+	"syscall"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
@@ -21,7 +24,9 @@ func TestMain(m *testing.M) {
 		}
 	}
 	testscript.Main(m, map[string]func(){"latticekeep": func() {
-		if err := Command().Execute(); err != nil {
+		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM) // as main does
+		defer stop()
+		if err := Command().ExecuteContext(ctx); err != nil {
 			fmt.Fprintln(os.Stderr, "latticekeep:", err)
 			os.Exit(ExitStatus(err))
 		}

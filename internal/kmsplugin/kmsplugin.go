@@ -110,9 +110,9 @@ func (p *plugin) serve(ctx context.Context, s *socket, poll time.Duration) error
 			return fmt.Errorf("serving: %w", err)
 		case <-ctx.Done():
 			end(server)
-			_ = <-ended // nil: the server was stopped
+			err := <-ended // nil: the server was stopped
 			p.logger.Info("ended")
-			return nil
+			return err
 		case <-ticker.C:
 			if now := p.look(); now != seen || p.keys.Load().fault != "" {
 				seen = now

@@ -107,9 +107,10 @@ func (s service) Decrypt(_ context.Context, r *kmsapi.DecryptRequest) (*kmsapi.D
 	return &kmsapi.DecryptResponse{Plaintext: seed}, nil
 }
 
-// failed logs an error and returns it for kube-apiserver, which logs it too.
+// failed logs an error and returns it for kube-apiserver, which logs it too. Anybody who writes to
+// etcd chooses the key id.
 func (p *plugin) failed(code codes.Code, what, keyID string, err error) error {
-	keyID = fmt.Sprintf("%.90q", keyID) // anybody who writes to etcd chooses it
+	keyID = keyID[:min(len(keyID), 90)]
 	p.logger.Warn(what, "key_id", keyID, "error", err)
-	return status.Errorf(code, "%s: key id %s: %v", what, keyID, err)
+	return status.Errorf(code, "%s: key id %q: %v", what, keyID, err)
 }

@@ -41,7 +41,9 @@ type ControlPlane struct {
 	Kubeconfig string
 
 	dir  string // removed by Stop
+	bin  string // folder of the programs
 	more []string
+	port string
 	url  string
 	ca   *authority
 	etcd *Process
@@ -70,28 +72,28 @@ func Start(ctx context.Context, flags ...string) (*ControlPlane, error) {
 	if err != nil {
 		return nil, fmt.Errorf("making the control plane's directory: %w", err)
 	}
-	c := &ControlPlane{dir: dir, more: flags}
-	if err := c.start(ctx, bin, filepath.Join(root, "config", "crd")); err != nil {
+	c := &ControlPlane{dir: dir, bin: bin, more: flags}
+	if err := c.start(ctx, filepath.Join(root, "config", "crd")); err != nil {
 		return nil, errors.Join(err, c.Stop())
 	}
 	return c, nil
 }
 
-func (c *ControlPlane) start(ctx context.Context, bin, crds string) (err error) {
+func (c *ControlPlane) start(ctx context.Context, crds string) (err error) {
 	if c.ca, err = newAuthority(); err != nil {
 		return fmt.Errorf("making the certificate authority: %w", err)
 	}
 	if err := c.writeServerFiles(); err != nil {
 		return fmt.Errorf("writing the API server's keys: %w", err)
 	}
-	if err := c.startEtcd(bin); err != nil {
+	if err := c.startEtcd(); err != nil {
 		return err
 	}
 	// The API server cannot be given a listener. Another process may take the port after it was
 	// found free and before the API server binds it.
 	const attempts = 5
 	for range attempts {
-		if err = c.startAPIServer(ctx, bin); err == nil || !errors.Is(err, errPortTaken) {
+		if err = c.startAPIServer(ctx); err == nil || !errors.Is(err, errPortTaken) {
 			break
 		}
 	}
@@ -175,9 +177,9 @@ func (c *ControlPlane) writeServerFiles() error {
 
 // startEtcd does not wait, because the API server retries until etcd answers. Sockets need no free
 // port, and other users of the machine cannot read the cluster's data through them.
-func (c *ControlPlane) startEtcd(bin string) (err error) {
+func (c *ControlPlane) startEtcd() (err error) {
 	client, peer := "unix://"+c.path("etcd.sock"), "unix://"+c.path("peer.sock")
-	c.etcd, err = c.run(filepath.Join(bin, "etcd"),
+	c.etcd, err = c.run(filepath.Join(c.bin, "etcd"),
 		"--data-dir", c.path("etcd"), "--unsafe-no-fsync",
 		"--listen-client-urls", client, "--advertise-client-urls", client,
 		"--listen-peer-urls", peer)
@@ -186,16 +188,29 @@ func (c *ControlPlane) startEtcd(bin string) (err error) {
 
 var errPortTaken = errors.New("port taken")
 
-func (c *ControlPlane) startAPIServer(ctx context.Context, bin string) error {
-	port, err := freePort()
-	if err != nil {
+func (c *ControlPlane) startAPIServer(ctx context.Context) (err error) {
+	if c.port, err = freePort(); err != nil {
 		return fmt.Errorf("finding a free port: %w", err)
 	}
-	c.url = "https://127.0.0.1:" + port
+	c.url = "https://127.0.0.1:" + c.port
+	if err := c.runAPIServer(); err != nil {
+		return err
+	}
+	return c.AwaitReady(ctx)
+}
+
+// RestartAPIServer kills the API server and starts it again, at the same address and with the same
+// flags. It does not wait: AwaitReady does.
+func (c *ControlPlane) RestartAPIServer() error {
+	_ = c.api.Stop(0) // nil: it was killed
+	return c.runAPIServer()
+}
+
+func (c *ControlPlane) runAPIServer() (err error) {
 	const issuer = "https://kubernetes.default.svc.cluster.local"
-	c.api, err = c.run(filepath.Join(bin, "kube-apiserver"), append([]string{
+	c.api, err = c.run(filepath.Join(c.bin, "kube-apiserver"), append([]string{
 		"--etcd-servers", "unix://" + c.path("etcd.sock"),
-		"--bind-address", "127.0.0.1", "--secure-port", port,
+		"--bind-address", "127.0.0.1", "--secure-port", c.port,
 		// Without these two flags the API server looks for the address of a network card, and there
 		// may be none.
 		"--advertise-address", "127.0.0.1", "--endpoint-reconciler-type", "none",
@@ -208,15 +223,12 @@ func (c *ControlPlane) startAPIServer(ctx context.Context, bin string) error {
 		"--disable-admission-plugins", "ServiceAccount",
 		"--service-cluster-ip-range", "10.0.0.0/24",
 	}, c.more...)...)
-	if err != nil {
-		return err
-	}
-	return c.waitReady(ctx)
+	return err
 }
 
-// waitReady returns when the API server is ready and has created its first namespace. It fails if a
+// AwaitReady returns when the API server is ready and has created its first namespace. It fails if a
 // process ends before that.
-func (c *ControlPlane) waitReady(ctx context.Context) error {
+func (c *ControlPlane) AwaitReady(ctx context.Context) error {
 	client, err := c.adminClient()
 	if err != nil {
 		return err
