@@ -1,0 +1,112 @@
+package kmsplugin
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/latticekeep/latticekeep/internal/cli/command"
+	"github.com/latticekeep/latticekeep/internal/kms"
+)
+
+// run runs a command line of latticekeep kms-plugin, without the word.
+func run(t *testing.T, args ...string) (out, note string, err error) {
+	t.Helper()
+	cmd := NewCommand()
+	cmd.SilenceErrors, cmd.SilenceUsage = true, true
+	command.Strict(cmd)
+	var stdout, stderr bytes.Buffer
+	cmd.SetOut(&stdout)
+	cmd.SetErr(&stderr)
+	cmd.SetArgs(args)
+	err = cmd.ExecuteContext(t.Context())
+	return stdout.String(), stderr.String(), err
+}
+
+func mustRun(t *testing.T, args ...string) (out, note string) {
+	t.Helper()
+	out, note, err := run(t, args...)
+	if err != nil {
+		t.Fatalf("%v: %v", args, err)
+	}
+	return out, note
+}
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func newKMS(t *testing.T, folder string) (url string) {
+	t.Helper()
+	path := filepath.Join(folder, "kms.key")
+	if err := kms.CreateLocal(path); err != nil {
+		t.Fatal(err)
+	}
+	return "file://" + path
+}
+
+func TestAKeySetOfTwoNodesIsMadeAndRotated(t *testing.T) {
+	folder := t.TempDir()
+	url, first, file := newKMS(t, folder), filepath.Join(folder, "cp-1"), filepath.Join(folder, "cp-2.json")
+	mustRun(t, "init", "--dir", first, "--node", "cp-1", "--kms", url)
+	identity, _ := mustRun(t, "node", "--dir", filepath.Join(folder, "cp-2"), "--node", "cp-2", "--kms", url)
+	if strings.Contains(identity, "wrapped") {
+		t.Errorf("the public part of a node has its key: %s", identity)
+	}
+	write(t, file, identity)
+	mustRun(t, "add-node", "--dir", first, file)
+	mustRun(t, "rotate", "--dir", first, "--algorithm", "ML-KEM-1024")
+	if out, _ := mustRun(t, "show", "--dir", first); !strings.Contains(out, "node cp-2\n") || !strings.Contains(out, "pending  ML-KEM-1024") {
+		t.Errorf("show: %s", out)
+	}
+	if _, _, err := run(t, "promote", "--dir", first); err == nil || !strings.Contains(err.Error(), "no acknowledgement from cp-1, cp-2") {
+		t.Errorf("a promotion without acknowledgements: %v", err)
+	}
+	out, note := mustRun(t, "promote", "--dir", first, "--force")
+	if !strings.Contains(note, "node cp-1 has not acknowledged") || !strings.Contains(note, "node cp-2 has not acknowledged") || !strings.Contains(out, "revision 4") {
+		t.Errorf("a forced promotion: %s%s", out, note)
+	}
+}
+
+func TestCommandLinesAreRefused(t *testing.T) {
+	folder := t.TempDir()
+	url, dir, file := newKMS(t, folder), filepath.Join(folder, "cp-1"), filepath.Join(folder, "file")
+	mustRun(t, "init", "--dir", dir, "--node", "cp-1", "--kms", url)
+	write(t, file, "{}\n")
+	large := filepath.Join(folder, "large")
+	write(t, large, strings.Repeat(" ", maxFile+1))
+	other := filepath.Join(folder, "x")
+	for line, words := range map[string]string{
+		"init --node x --kms " + url:                                       "--dir is needed",
+		"init --dir " + other + " --node x":                                "--kms is needed",
+		"init --dir " + other + " --kms " + url:                            "--node is needed",
+		"init --dir " + other + " --node x --algorithm RSA --kms " + url:   "--algorithm takes ML-KEM-768 or ML-KEM-1024",
+		"init --dir " + other + " --node X --kms " + url:                   "no name of a node",
+		"init --dir " + other + " --node x --kms hashivault://u:p@k":       "must not have credentials",
+		"init --dir " + dir + " --node cp-1 --kms " + url:                  "nothing is ever overwritten",
+		"serve --dir " + dir:                                               "--socket is needed",
+		"serve --dir " + dir + " --socket @latticekeep":                    "abstract socket",
+		"serve --dir " + other + " --socket " + filepath.Join(folder, "s"): "kms-plugin init",
+		"add-node --dir " + dir:                                            "needs FILE",
+		"add-node --dir " + dir + " " + filepath.Join(folder, "none"):      "no such file",
+		"add-node --dir " + dir + " " + file:                               "decoding a node's identity",
+		"add-node --dir " + dir + " " + large:                              "is larger than 64 KiB",
+		"rotate --dir " + dir + " --algorithm ML-KEM-512":                  "--algorithm takes",
+		"rotate --dir " + dir + " --kms file:///nonexistent/key":           "does not exist",
+		"acknowledge --dir " + dir:                                         "no pending generation to acknowledge",
+		"promote --dir " + dir:                                             "no pending generation",
+		"promote --dir " + dir + " " + file:                                "decoding an acknowledgement",
+		"show --dir " + dir + " --output xml":                              "--output takes one of",
+		"show --dir " + other:                                              "kms-plugin init",
+		"rotate --dir " + other:                                            "no such file",
+	} {
+		if _, _, err := run(t, strings.Fields(line)...); err == nil || !strings.Contains(err.Error(), words) {
+			t.Errorf("%s: %v; want an error with %q", line, err, words)
+		}
+	}
+}
