@@ -6,8 +6,10 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/latticekeep/latticekeep/internal/envelope"
+	"github.com/latticekeep/latticekeep/internal/kmsplugin/etcd"
 )
 
 // joined returns the directory of a second node that the key set of first names.
@@ -32,7 +34,7 @@ func loaded(t testing.TB, c *Custody, dir string) {
 func acknowledged(t testing.TB, c *Custody, dir string) Acknowledgement {
 	t.Helper()
 	loaded(t, c, dir)
-	a, err := Acknowledge(t.Context(), c, dir)
+	a, err := Acknowledge(t.Context(), c, dir, time.Now())
 	must(t, err)
 	return a
 }
@@ -46,12 +48,10 @@ func TestPromotionNeedsEveryNode(t *testing.T) {
 		return err
 	}
 	refused(t, "without a pending generation", promote(), "no pending generation")
-	_, err := Acknowledge(t.Context(), c, first)
-	refused(t, "acknowledging without a pending generation", err, "no pending generation")
 
-	_, err = Rotate(t.Context(), c, first, "", "")
+	_, err := Rotate(t.Context(), c, first, "", "")
 	must(t, err)
-	_, err = Acknowledge(t.Context(), c, first)
+	_, err = Acknowledge(t.Context(), c, first, time.Now())
 	refused(t, "acknowledging what the plugin has not loaded", err, "has not loaded revision 3")
 	copyKeySet(t, first, second)
 	replaced := acknowledged(t, c, second)
@@ -61,7 +61,7 @@ func TestPromotionNeedsEveryNode(t *testing.T) {
 	if s := read(t, first); len(s.Generations) != 2 || s.pending().Number != 3 {
 		t.Fatalf("the pending generation was not replaced by one of a new number: %v", s.pending())
 	}
-	_, err = Acknowledge(t.Context(), c, first)
+	_, err = Acknowledge(t.Context(), c, first, time.Now())
 	refused(t, "acknowledging what the plugin has not loaded", err, "has not loaded revision 4")
 	copyKeySet(t, first, second)
 	one, two := acknowledged(t, c, first), acknowledged(t, c, second)
@@ -81,12 +81,13 @@ func TestPromotionNeedsEveryNode(t *testing.T) {
 		"nobody":                {nil, "no acknowledgement from cp-1, cp-2"},
 		"one of two":            {[]Acknowledgement{two}, "no acknowledgement from cp-1:"},
 		"one twice":             {[]Acknowledgement{one, one}, "no acknowledgement from cp-2:"},
-		"another generation":    {[]Acknowledgement{one, replaced}, "run latticekeep kms-plugin acknowledge there again"},
+		"an earlier file":       {[]Acknowledgement{one, replaced}, "of revision 3, and this has revision 4"},
 		"another key set":       {[]Acknowledgement{foreign, two}, "acknowledges key set"},
 		"an unknown node":       {[]Acknowledgement{inTheNameOf(one, func(a *Acknowledgement) { a.Node = "cp-3" })}, "does not name it"},
 		"another node's key":    {[]Acknowledgement{one, inTheNameOf(one, func(a *Acknowledgement) { a.Node = "cp-2" })}, "signature"},
-		"another generation's":  {[]Acknowledgement{one, inTheNameOf(replaced, func(a *Acknowledgement) { a.KeyID = two.KeyID })}, "signature"},
-		"another key set's":     {[]Acknowledgement{inTheNameOf(foreign, func(a *Acknowledgement) { a.KeySet, a.KeyID = one.KeySet, one.KeyID }), two}, "signature"},
+		"an earlier file's":     {[]Acknowledgement{one, inTheNameOf(replaced, func(a *Acknowledgement) { a.Digest = two.Digest })}, "signature"},
+		"another key set's":     {[]Acknowledgement{inTheNameOf(foreign, func(a *Acknowledgement) { a.KeySet, a.Digest = one.KeySet, one.Digest }), two}, "signature"},
+		"another time":          {[]Acknowledgement{one, inTheNameOf(two, func(a *Acknowledgement) { a.At = a.At.Add(-time.Hour) })}, "signature"},
 		"without its signature": {[]Acknowledgement{one, inTheNameOf(two, func(a *Acknowledgement) { a.Signature = nil })}, "signature"},
 	} {
 		refused(t, name, promote(x.given...), x.words)
@@ -100,6 +101,90 @@ func TestPromotionNeedsEveryNode(t *testing.T) {
 	if s.Revision != 5 || s.current().Number != 3 || s.Generations[0].State != Former || s.pending() != nil {
 		t.Errorf("after the promotion: revision %d, generations %v", s.Revision, s.Generations)
 	}
+}
+
+func TestAGenerationIsRetiredOnceNothingNeedsIt(t *testing.T) {
+	c, url := newCustody(t), newKMS(t)
+	first := initialized(t, c, url)
+	second := joined(t, c, first, url)
+	_, err := Rotate(t.Context(), c, first, "", "")
+	must(t, err)
+	copyKeySet(t, first, second)
+	early := acknowledged(t, c, second)
+	_, _, err = Promote(t.Context(), c, first, nil, true)
+	must(t, err)
+	copyKeySet(t, first, second)
+	one, two := acknowledged(t, c, first), acknowledged(t, c, second)
+	former := read(t, first).Generations[0]
+	before, err := os.ReadFile(filepath.Join(first, keySetFile))
+	must(t, err)
+
+	used := map[string]etcd.Use{}
+	var failed error
+	asked := 0
+	retire := func(number uint64, after time.Duration, given ...Acknowledgement) (*KeySet, string, error) {
+		return Retire(t.Context(), c, first, number, given, time.Now().Add(after), func() (map[string]etcd.Use, error) {
+			asked++
+			return used, failed
+		})
+	}
+	for name, x := range map[string]struct {
+		number uint64
+		after  time.Duration
+		given  []Acknowledgement
+		words  string
+	}{
+		"the current one":      {2, time.Hour, []Acknowledgement{one, two}, "no former generation 2"},
+		"none":                 {3, time.Hour, []Acknowledgement{one, two}, "no former generation 3"},
+		"one of two":           {1, time.Hour, []Acknowledgement{one}, "no acknowledgement from cp-2"},
+		"before the promotion": {1, time.Hour, []Acknowledgement{one, early}, "of revision 3, and this has revision 4"},
+		"too soon":             {1, 4 * time.Minute, []Acknowledgement{one, two}, "try again after"},
+	} {
+		_, _, err := retire(x.number, x.after, x.given...)
+		refused(t, name, err, x.words)
+	}
+	if asked != 0 {
+		t.Error("etcd was read in vain")
+	}
+	failed = errors.New("no answer")
+	_, _, err = retire(1, time.Hour, one, two)
+	refused(t, "without etcd", err, "no answer")
+	failed, used[former.KeyID] = nil, etcd.Use{Objects: 3, Example: "/registry/secrets/shop/db"}
+	_, _, err = retire(1, time.Hour, one, two)
+	refused(t, "with objects", err, "3 objects in etcd still name generation 1, such as /registry/secrets/shop/db")
+	if s := read(t, first); s.Revision != 4 || len(s.Generations) != 2 {
+		t.Errorf("a refusal changed the key set: revision %d", s.Revision)
+	}
+
+	delete(used, former.KeyID)
+	s, kept, err := retire(1, time.Hour, one, two)
+	must(t, err)
+	if s.Revision != 5 || len(s.Generations) != 1 || s.current().Number != 2 {
+		t.Errorf("revision %d, generations %v", s.Revision, s.Generations)
+	}
+	if after, err := os.ReadFile(kept); err != nil || !slices.Equal(after, before) {
+		t.Errorf("the previous key set is not kept at %s: %v", kept, err)
+	}
+	s, err = Rotate(t.Context(), c, first, "", "")
+	must(t, err)
+	if s.pending().Number != 3 {
+		t.Errorf("a number was used again: %d", s.pending().Number)
+	}
+}
+
+func TestANodeIsRemoved(t *testing.T) {
+	c, url := newCustody(t), newKMS(t)
+	first := initialized(t, c, url)
+	second := joined(t, c, first, url)
+	_, err := RemoveNode(t.Context(), c, first, "cp-3")
+	refused(t, "an unknown node", err, "names no node")
+	_, err = RemoveNode(t.Context(), c, first, "cp-2")
+	must(t, err)
+	copyKeySet(t, first, second)
+	_, err = load(t.Context(), c, second, nil)
+	refused(t, "on the node that was removed", err, "does not name this node")
+	_, err = RemoveNode(t.Context(), c, first, "cp-1")
+	refused(t, "the last node", err, "the only one")
 }
 
 func TestForceNamesWhoIsMissing(t *testing.T) {

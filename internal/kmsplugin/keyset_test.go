@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"filippo.io/mldsa"
 
@@ -43,7 +44,7 @@ func writeGolden(t *testing.T) {
 	must(t, err)
 	p := start(t, dir)
 	must(t, p.stop())
-	a, err := Acknowledge(t.Context(), c, dir)
+	a, err := Acknowledge(t.Context(), c, dir, time.Now())
 	must(t, err)
 	must(t, os.MkdirAll(goldenFolder, 0o755))
 	set, err := os.ReadFile(filepath.Join(dir, keySetFile))
@@ -115,14 +116,15 @@ func TestKeySetIsVerifiedFromTheDocumentation(t *testing.T) {
 	}
 	var a struct {
 		KeySet    string `json:"key_set"`
-		KeyID     string `json:"key_id"`
+		Digest    string `json:"digest"`
 		Node      string `json:"node"`
+		At        string `json:"at"`
 		Signature []byte `json:"signature"`
 	}
 	must(t, json.Unmarshal(golden(t, "acknowledgement.json"), &a))
-	verify(set.Nodes[0].PublicKey, "latticekeep/key-set-acknowledgement/v1", framed("latticekeep/key-set-acknowledgement/v1", set.ID, set.Generations[1].KeyID, "cp-1"), a.Signature)
-	if a.KeySet != set.ID || a.KeyID != set.Generations[1].KeyID || a.Node != "cp-1" {
-		t.Errorf("the acknowledgement is of %s, %s, %s", a.KeySet, a.KeyID, a.Node)
+	verify(set.Nodes[0].PublicKey, "latticekeep/key-set-acknowledgement/v1", framed("latticekeep/key-set-acknowledgement/v1", set.ID, "3", hash(string(golden(t, "keyset.json"))), "cp-1", a.At), a.Signature)
+	if a.KeySet != set.ID || a.Digest != hash(string(golden(t, "keyset.json"))) || a.Node != "cp-1" {
+		t.Errorf("the acknowledgement is of %s, %s, %s", a.KeySet, a.Digest, a.Node)
 	}
 }
 
@@ -136,7 +138,7 @@ func TestTheGoldenFilesAreRead(t *testing.T) {
 	}
 	a, err := ParseAcknowledgement(golden(t, "acknowledgement.json"))
 	must(t, err)
-	must(t, s.acknowledges(a, s.pending()))
+	must(t, s.verify(a, digestOf(golden(t, "keyset.json"))))
 }
 
 func TestAChangedKeySetIsRefused(t *testing.T) {
@@ -275,7 +277,7 @@ func FuzzParseAcknowledgement(f *testing.F) {
 		if again, err := Encode(a); err != nil || !bytes.Equal(again, b) {
 			t.Fatalf("parsing and encoding changed it (%v)", err)
 		}
-		if s.acknowledges(a, s.pending()) == nil && !bytes.Equal(b, good) {
+		if s.verify(a, digestOf(golden(t, "keyset.json"))) == nil && !bytes.Equal(b, good) {
 			t.Fatal("an acknowledgement was forged")
 		}
 	})

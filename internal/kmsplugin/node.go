@@ -9,6 +9,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
+	"time"
 
 	"github.com/latticekeep/latticekeep/internal/dualsig"
 	"github.com/latticekeep/latticekeep/internal/durable"
@@ -54,17 +56,20 @@ func ParseNode(b []byte) (NodeFile, error) {
 	return f, nil
 }
 
-// Acknowledgement is a node's signed statement that its plugin has loaded a generation.
+// Acknowledgement is a node's signed statement that its plugin has loaded a key set file.
 type Acknowledgement struct {
-	Version   int    `json:"version"`
-	KeySet    string `json:"key_set"` // id
-	KeyID     string `json:"key_id"`  // generation
-	Node      string `json:"node"`
-	Signature []byte `json:"signature"`
+	Version   int       `json:"version"`
+	KeySet    string    `json:"key_set"` // id
+	Revision  uint64    `json:"revision"`
+	Digest    string    `json:"digest"` // SHA3-256 of the file, in hexadecimal digits
+	Node      string    `json:"node"`
+	At        time.Time `json:"at"` // UTC, in whole seconds
+	Signature []byte    `json:"signature"`
 }
 
 func (a Acknowledgement) signed() []byte {
-	return frame.Join(labelAcknowledgement, []byte(a.KeySet), []byte(a.KeyID), []byte(a.Node))
+	return frame.Join(labelAcknowledgement, []byte(a.KeySet), []byte(strconv.FormatUint(a.Revision, 10)), []byte(a.Digest),
+		[]byte(a.Node), []byte(a.At.Format(time.RFC3339)))
 }
 
 // ParseAcknowledgement decodes what [Acknowledge] returned, in the encoding of [Encode].
@@ -106,9 +111,9 @@ func NewNode(ctx context.Context, c *Custody, dir, name, url string) (NodeFile, 
 	return NodeFile{formatVersion, i.Node}, err
 }
 
-// Acknowledge signs that the plugin of this node has loaded the pending generation. Only the running
-// plugin writes the record that shows it.
-func Acknowledge(ctx context.Context, c *Custody, dir string) (Acknowledgement, error) {
+// Acknowledge signs that the plugin of this node has loaded the key set file as it is now. Only the
+// running plugin writes the record that shows it.
+func Acknowledge(ctx context.Context, c *Custody, dir string, now time.Time) (Acknowledgement, error) {
 	set, digest, err := readKeySet(dir)
 	if err != nil {
 		return Acknowledgement{}, err
@@ -116,10 +121,6 @@ func Acknowledge(ctx context.Context, c *Custody, dir string) (Acknowledgement, 
 	i, err := readIdentity(dir, set)
 	if err != nil {
 		return Acknowledgement{}, err
-	}
-	pending := set.pending()
-	if pending == nil {
-		return Acknowledgement{}, errors.New("the key set has no pending generation to acknowledge: run latticekeep kms-plugin rotate, and copy keyset.json to this node")
 	}
 	r, err := readRecord(dir)
 	switch {
@@ -132,21 +133,42 @@ func Acknowledge(ctx context.Context, c *Custody, dir string) (Acknowledgement, 
 	if err != nil {
 		return Acknowledgement{}, err
 	}
-	a := Acknowledgement{Version: formatVersion, KeySet: set.ID, KeyID: pending.KeyID, Node: i.Node.Name}
+	a := Acknowledgement{
+		Version: formatVersion, KeySet: set.ID, Revision: set.Revision, Digest: digest,
+		Node: i.Node.Name, At: now.UTC().Truncate(time.Second),
+	}
 	a.Signature, err = key.Sign(labelAcknowledgement, a.signed())
 	return a, err
 }
 
-// acknowledges returns an error unless a is a node's acknowledgement of this generation of s.
-func (s *KeySet) acknowledges(a Acknowledgement, g *Generation) error {
+// missing verifies acknowledgements of the file of s, which has this digest, and returns the nodes that
+// have given none.
+func (s *KeySet) missing(given []Acknowledgement, digest string) (nodes []string, err error) {
+	acknowledged := map[string]bool{}
+	for _, a := range given {
+		if err := s.verify(a, digest); err != nil {
+			return nil, err
+		}
+		acknowledged[a.Node] = true
+	}
+	for _, n := range s.Nodes {
+		if !acknowledged[n.Name] {
+			nodes = append(nodes, n.Name)
+		}
+	}
+	return nodes, nil
+}
+
+// verify returns an error unless a is a node's acknowledgement of the file of s, which has this digest.
+func (s *KeySet) verify(a Acknowledgement, digest string) error {
 	n := s.node(a.Node)
 	switch {
 	case n == nil:
 		return fmt.Errorf("node %.260q acknowledges, and the key set does not name it: run latticekeep kms-plugin add-node first", a.Node)
 	case a.KeySet != s.ID:
 		return fmt.Errorf("node %s acknowledges key set %.64q, and this is %s", n.Name, a.KeySet, s.ID)
-	case a.KeyID != g.KeyID:
-		return fmt.Errorf("node %s acknowledges generation %.90q, and the pending one is %s: run latticekeep kms-plugin acknowledge there again", n.Name, a.KeyID, g.KeyID)
+	case a.Digest != digest:
+		return fmt.Errorf("node %s acknowledges another file, of revision %d, and this has revision %d: copy keyset.json there, and run latticekeep kms-plugin acknowledge again", n.Name, a.Revision, s.Revision)
 	}
 	key, err := dualsig.ParsePublicKey(n.PublicKey)
 	if err != nil {

@@ -80,11 +80,16 @@ func readKeySet(dir string) (s *KeySet, digest string, err error) {
 	if s, err = ParseKeySet(b); err != nil {
 		return nil, "", err
 	}
-	sum := sha3.Sum256(b)
-	digest = hex.EncodeToString(sum[:])
+	digest = digestOf(b)
 	r, err := readRecord(dir)
 	if err == nil {
 		err = r.checkNotOlder(s, digest)
 	}
 	return s, digest, err
+}
+
+// digestOf returns the SHA3-256 of a key set file in hexadecimal digits.
+func digestOf(b []byte) string {
+	sum := sha3.Sum256(b)
+	return hex.EncodeToString(sum[:])
 }

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -94,7 +95,7 @@ func TestAPromotedGenerationWrapsAndTheFormerOneOpens(t *testing.T) {
 	if id := p.status(t); id != before.GetKeyId() {
 		t.Errorf("a pending generation wraps: %s", id)
 	}
-	a, err := Acknowledge(t.Context(), c, dir)
+	a, err := Acknowledge(t.Context(), c, dir, time.Now())
 	must(t, err)
 	_, _, err = Promote(t.Context(), c, dir, []Acknowledgement{a}, false)
 	must(t, err)

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"strconv"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/dumps"
 	"github.com/latticekeep/latticekeep/internal/envelope"
 	"github.com/latticekeep/latticekeep/internal/kmsplugin"
+	"github.com/latticekeep/latticekeep/internal/kmsplugin/etcd"
 	"github.com/latticekeep/latticekeep/internal/logs"
 )
 
@@ -38,7 +40,7 @@ and the newest key set that the plugin has loaded (newest.json). The keys in the
 the key set on one node, and copy keyset.json to the others: their plugins load it within seconds.`,
 	}
 	cmd.AddCommand(newInitCommand(), newServeCommand(), newNodeCommand(), newAddNodeCommand(), newRotateCommand(),
-		newAcknowledgeCommand(), newPromoteCommand(), newShowCommand())
+		newAcknowledgeCommand(), newPromoteCommand(), newRetireCommand(), newRemoveNodeCommand(), newShowCommand())
 	return cmd
 }
 
@@ -198,12 +200,12 @@ previous KMS key as long as the key set has a generation under it.`,
 func newAcknowledgeCommand() *cobra.Command {
 	var o options
 	cmd := &cobra.Command{
-		Use: "acknowledge", Short: "Sign that the plugin of this node has loaded the pending generation", Args: cobra.NoArgs,
-		Long: `Sign, with the key of this node, that its plugin has loaded the pending generation of keys, and print the
-acknowledgement. It fails while the plugin has not loaded it.`,
+		Use: "acknowledge", Short: "Sign that the plugin of this node has loaded the key set", Args: cobra.NoArgs,
+		Long: `Sign, with the key of this node, that its plugin has loaded keyset.json as it is now, and print the acknowledgement. It
+fails while the plugin has not loaded it.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			defer o.custody.Close()
-			a, err := kmsplugin.Acknowledge(cmd.Context(), &o.custody, o.dir)
+			a, err := kmsplugin.Acknowledge(cmd.Context(), &o.custody, o.dir, time.Now())
 			if err != nil {
 				return err
 			}
@@ -226,17 +228,9 @@ node, and every node of the key set is needed. Copy keyset.json to all nodes the
 With --force it does not need all of them, and names those that are missing. The API server of such a node cannot read
 what the others write, until its plugin has loaded this key set.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			var given []kmsplugin.Acknowledgement
-			for _, path := range args {
-				b, err := command.ReadFile(path, maxFile)
-				if err != nil {
-					return err
-				}
-				a, err := kmsplugin.ParseAcknowledgement(b)
-				if err != nil {
-					return fmt.Errorf("%s: %w", path, err)
-				}
-				given = append(given, a)
+			given, err := readAcknowledgements(args)
+			if err != nil {
+				return err
 			}
 			defer o.custody.Close()
 			s, missing, err := kmsplugin.Promote(cmd.Context(), &o.custody, o.dir, given, force)
@@ -251,6 +245,81 @@ what the others write, until its plugin has loaded this key set.`,
 	o.registerDir(cmd)
 	o.registerToken(cmd)
 	cmd.Flags().BoolVar(&force, "force", false, "promote without the acknowledgements of all nodes, and name those that are missing")
+	return cmd
+}
+
+func readAcknowledgements(paths []string) (given []kmsplugin.Acknowledgement, err error) {
+	for _, path := range paths {
+		b, err := command.ReadFile(path, maxFile)
+		if err != nil {
+			return nil, err
+		}
+		a, err := kmsplugin.ParseAcknowledgement(b)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		given = append(given, a)
+	}
+	return given, nil
+}
+
+func newRetireCommand() *cobra.Command {
+	var o options
+	var generation uint64
+	var urls []string
+	var access etcd.Config
+	cmd := &cobra.Command{
+		Use: "retire FILE...", Short: "Remove a former generation of keys that no object in etcd needs", Args: cobra.MinimumNArgs(1),
+		Long: `Remove a former generation of keys from the key set. Each FILE is the output of latticekeep kms-plugin acknowledge on one
+node, after it has loaded the newest key set; every node is needed, and the newest must be five minutes old, because an
+API server writes under the previous generation for up to three.
+
+It reads all objects in etcd, of which it decodes only the key id, and refuses while one object names the generation. Give --etcd
+once for each etcd cluster that the API servers use (--etcd-servers and --etcd-servers-overrides).
+
+Backups of etcd may still need the generation. So the previous key set is kept beside keyset.json.`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			given, err := readAcknowledgements(args)
+			if err != nil {
+				return err
+			}
+			defer o.custody.Close()
+			s, kept, err := kmsplugin.Retire(cmd.Context(), &o.custody, o.dir, generation, given, time.Now(), func() (map[string]etcd.Use, error) {
+				return etcd.KeyIDs(cmd.Context(), access, urls)
+			})
+			if err == nil {
+				fmt.Fprintf(cmd.OutOrStdout(), "%s is kept: backups of etcd that were taken until now need it, and its KMS keys\n", kept)
+			}
+			return changed(cmd, s, err)
+		},
+	}
+	o.registerDir(cmd)
+	o.registerToken(cmd)
+	flags := cmd.Flags()
+	flags.Uint64Var(&generation, "generation", 0, "number of the generation")
+	flags.StringArrayVar(&urls, "etcd", nil, "URL of a member of an etcd cluster: https://HOST:PORT (repeatable)")
+	flags.StringVar(&access.CA, "etcd-ca", "", "file with the certificates of etcd's authority (default: those of the system)")
+	flags.StringVar(&access.Certificate, "etcd-cert", "", "file with the client certificate for etcd")
+	flags.StringVar(&access.Key, "etcd-key", "", "file with its key")
+	_ = cmd.MarkFlagRequired("generation") // cannot fail: the flag exists
+	_ = cmd.MarkFlagRequired("etcd")       // likewise
+	return cmd
+}
+
+func newRemoveNodeCommand() *cobra.Command {
+	var o options
+	cmd := &cobra.Command{
+		Use: "remove-node NAME", Short: "Remove a node that is gone from the key set", Args: cobra.ExactArgs(1),
+		Long: `Remove a node that is gone from the key set, so that its acknowledgements are not needed. A plugin that still runs there
+loads no later key set. It has all keys until it ends: rotate when the node is not trusted any more.`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			defer o.custody.Close()
+			s, err := kmsplugin.RemoveNode(cmd.Context(), &o.custody, o.dir, args[0])
+			return changed(cmd, s, err)
+		},
+	}
+	o.registerDir(cmd)
+	o.registerToken(cmd)
 	return cmd
 }
 
