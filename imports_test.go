@@ -30,7 +30,7 @@ var ours = map[string]string{
 	"internal/cli/admin":     "internal/cli/command internal/authz api/client api/openapi/v2",
 	"internal/cli/auditlog":  "internal/cli/command internal/config internal/diagnosis api/client api/openapi api/openapi/v2 internal/doctor internal/export internal/offline internal/progress internal/audit internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/keyring internal/objects internal/state internal/store internal/fault",
 	"internal/cli/importer":  "internal/cli/command api/client api/openapi/v2 internal/dotenv internal/progress",
-	"internal/cli/kmsplugin": "internal/cli/command internal/kmsplugin internal/dumps internal/envelope internal/logs",
+	"internal/cli/kmsplugin": "internal/cli/command internal/kmsplugin internal/kmsplugin/etcd internal/dumps internal/envelope internal/logs",
 	"internal/dotenv":        "internal/secret",
 	"internal/cli/score":     "internal/cli/command api/client api/openapi/v2 internal/export internal/durable internal/compliance internal/audit internal/audit/verify internal/keyring internal/dualsig",
 	"internal/cli/seal": "internal/cli/command api/client api/openapi/v2 api/v1alpha1 api/v1beta1 internal/config internal/durable internal/sealing internal/sealedsecrets internal/envelope " +
@@ -168,7 +168,8 @@ var ours = map[string]string{
 	"internal/envelope":                "internal/frame internal/secret",
 	"internal/dualsig":                 "internal/frame",
 	"internal/kms":                     "internal/google internal/durable internal/frame internal/fault",
-	"internal/kmsplugin":               "internal/kms internal/envelope internal/dualsig internal/durable internal/frame internal/fault internal/secret",
+	"internal/kmsplugin/etcd":          "internal/durable",
+	"internal/kmsplugin":               "internal/kmsplugin/etcd internal/kms internal/envelope internal/dualsig internal/durable internal/frame internal/fault internal/secret",
 	"internal/google":                  "internal/fault",
 	"internal/state/watch":             "internal/state internal/audit internal/audit/reader internal/audit/writer internal/authz internal/store internal/store/format internal/fault",
 	"internal/state":                   "internal/audit internal/audit/entries internal/store internal/frame internal/fault",
@@ -238,7 +239,7 @@ var vendors = map[string]string{
 	"go.opentelemetry.io/otel":            "server internal/app internal/otlp controllers",
 	"go.opentelemetry.io/otel/sdk":        "internal/app",
 	"go.opentelemetry.io/otel/exporters":  "internal/otlp",
-	"go.opentelemetry.io/proto/otlp":      "internal/otlp test/otlptest",
+	"go.opentelemetry.io/proto/otlp":      "internal/otlp internal/kmsplugin/etcd test/otlptest",
 	"google.golang.org/protobuf":          "internal/otlp test/otlptest",
 
 	"sigs.k8s.io/controller-runtime": "controllers internal/app",
@@ -248,7 +249,8 @@ var vendors = map[string]string{
 	"github.com/go-logr/logr":        "controllers",
 	"k8s.io/klog/v2":                 "controllers",
 	"k8s.io/kms":                     "internal/kmsplugin",
-	"google.golang.org/grpc":         "internal/kmsplugin", // docs/adr/0041-kms-plugin.md
+	"google.golang.org/grpc":         "internal/kmsplugin internal/kmsplugin/etcd", // docs/adr/0041-kms-plugin.md
+	"go.etcd.io/etcd/api":            "internal/kmsplugin/etcd",
 	"k8s.io/utils":                   "internal/store/bolt",
 	"sigs.k8s.io/yaml":               "internal/cli internal/sealedsecrets hack/crd hack/schemas",
 

@@ -8,6 +8,8 @@ import (
 	"crypto/hkdf"
 	"crypto/rand"
 	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
@@ -22,6 +24,8 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/envelope"
 	"github.com/latticekeep/latticekeep/internal/kms"
+	"github.com/latticekeep/latticekeep/internal/kmsplugin"
+	"github.com/latticekeep/latticekeep/internal/kmsplugin/etcd"
 	"github.com/latticekeep/latticekeep/test/kubetest"
 	"github.com/latticekeep/latticekeep/test/machine"
 )
@@ -96,16 +100,7 @@ func TestTheKMSPluginServesARealAPIServer(t *testing.T) {
 
 	// After a rotation new Secrets have the new key id, and what is there stays readable.
 	mustRun(t, "kms-plugin", "rotate", "--dir", s.dir, "--algorithm", "ML-KEM-1024")
-	acknowledgement := filepath.Join(dir, "cp-1.ack")
-	awaitOutput(t, "key_set", func() string {
-		out, err := run(t, "kms-plugin", "acknowledge", "--dir", s.dir)
-		if err != nil {
-			return err.Error() // the plugin has not looked at the file yet
-		}
-		machine.WriteFile(t, acknowledgement, []byte(out))
-		return out
-	})
-	mustRun(t, "kms-plugin", "promote", "--dir", s.dir, acknowledgement)
+	mustRun(t, "kms-plugin", "promote", "--dir", s.dir, s.acknowledged(t))
 	second := s.currentKeyID(t)
 	if second == first || !strings.HasPrefix(second, "2-") {
 		t.Fatalf("key id %s after %s", second, first)
@@ -127,6 +122,7 @@ func TestTheKMSPluginServesARealAPIServer(t *testing.T) {
 	if o := s.stored(t, "old"); o.keyID != first {
 		t.Errorf("the Secret of before the rotation has key id %s", o.keyID)
 	}
+	s.retiresTheFirstGeneration(t)
 	if err := s.plugin.Stop(30 * time.Second); err != nil {
 		t.Errorf("the end of the plugin: %v", err)
 	}
@@ -158,6 +154,74 @@ func (s *apiServer) refusesWhatIsPlanted(t *testing.T, kek string) {
 			continue
 		}
 		s.refusesToRead(t, name)
+	}
+}
+
+// acknowledged returns a file with the node's acknowledgement of the key set, once the plugin has loaded it.
+func (s *apiServer) acknowledged(t *testing.T) string {
+	t.Helper()
+	file := s.dir + ".ack"
+	awaitOutput(t, "key_set", func() string {
+		out, err := run(t, "kms-plugin", "acknowledge", "--dir", s.dir)
+		if err != nil {
+			return err.Error() // the plugin has not looked at the file yet
+		}
+		machine.WriteFile(t, file, []byte(out))
+		return out
+	})
+	return file
+}
+
+// retiresTheFirstGeneration has etcd read as on a node of kubeadm: with TLS and a client certificate.
+func (s *apiServer) retiresTheFirstGeneration(t *testing.T) {
+	t.Helper()
+	certificate, key, roots := machine.WriteCertificate(t, t.TempDir(), 1)
+	pair, err := tls.LoadX509KeyPair(certificate, key)
+	must(t, err)
+	url, err := s.plane.ServeEtcd(t.Context(), &tls.Config{
+		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair}, ClientAuth: tls.RequireAnyClientCert,
+		VerifyConnection: func(c tls.ConnectionState) error {
+			_, err := c.PeerCertificates[0].Verify(x509.VerifyOptions{Roots: roots})
+			return err
+		},
+	})
+	must(t, err)
+	acknowledgement := s.acknowledged(t)
+	admission := []string{"--etcd-ca", certificate, "--etcd-cert", certificate, "--etcd-key", key}
+	retire := func(flags ...string) string {
+		out, err := run(t, append([]string{"kms-plugin", "retire", "--dir", s.dir, "--generation", "1", acknowledgement, "--etcd", url}, flags...)...)
+		return fmt.Sprint(out, err)
+	}
+	wantOutput(t, retire(admission...), "may still write under a former generation: try again after")
+	given, err := kmsplugin.ParseAcknowledgement([]byte(readText(t, acknowledgement)))
+	must(t, err)
+	later := func() (*kmsplugin.KeySet, string, error) { // five minutes
+		return kmsplugin.Retire(t.Context(), new(kmsplugin.Custody), s.dir, 1, []kmsplugin.Acknowledgement{given}, time.Now().Add(6*time.Minute), func() (map[string]etcd.Use, error) {
+			return etcd.KeyIDs(t.Context(), etcd.Config{CA: certificate, Certificate: certificate, Key: key}, []string{url})
+		})
+	}
+	_, _, err = later()
+	wantOutput(t, fmt.Sprint(err), "2 objects in etcd still name generation 1, such as /registry/secrets/default/")
+	_, err = etcd.KeyIDs(t.Context(), etcd.Config{CA: certificate}, []string{url})
+	wantOutput(t, fmt.Sprint(err), "reading etcd at "+url)
+
+	s.kubectl(s.kubectl("", "get", "secrets", "--all-namespaces", "-o", "json"), "replace", "-f", "-")
+	set, kept, err := later()
+	must(t, err)
+	if len(set.Generations) != 1 || kept != filepath.Join(s.dir, fmt.Sprintf("keyset-%d.json", set.Revision-1)) {
+		t.Errorf("%d generations, and %s is kept", len(set.Generations), kept)
+	}
+	s.acknowledged(t) // the plugin has loaded it
+	must(t, s.plane.RestartAPIServer())
+	s.awaitReady(t)
+	s.reads(t, "old", "correct horse")
+	s.reads(t, "meanwhile", "battery")
+}
+
+func wantOutput(t *testing.T, out, words string) {
+	t.Helper()
+	if !strings.Contains(out, words) {
+		t.Errorf("%q, want %q", out, words)
 	}
 }
 

@@ -61,6 +61,7 @@ type plugin struct {
 	custody Custody
 	logger  *slog.Logger
 	keys    atomic.Pointer[keys]
+	refused string // why the file as it is now is not served; "": it is
 }
 
 // Serve serves at the socket until ctx ends. It fails when the socket or the key set cannot be used.
@@ -114,7 +115,7 @@ func (p *plugin) serve(ctx context.Context, s *socket, poll time.Duration) error
 			p.logger.Info("ended")
 			return err
 		case <-ticker.C:
-			if now := p.look(); now != seen || p.keys.Load().fault != "" {
+			if now := p.look(); now != seen || p.refused != "" {
 				seen = now
 				p.reload(ctx)
 			}
@@ -143,19 +144,19 @@ func (p *plugin) look() sight {
 	return sight{info.ModTime(), info.Size()}
 }
 
-// reload serves the key set of the file. If it cannot, the previous one serves on, and Status says so.
+// reload serves the key set of the file. If it cannot, the previous one serves on, and Status stays
+// healthy: a kubelet would restart the API server otherwise, because of a file that was copied badly.
 func (p *plugin) reload(ctx context.Context) {
 	former := p.keys.Load()
 	next, err := load(ctx, &p.custody, p.dir, former)
 	if err != nil {
-		failed := *former
-		failed.fault = fmt.Sprintf("the key set file is refused, and revision %d serves on: %v", former.set.Revision, err)
-		p.keys.Store(&failed)
-		if failed.fault != former.fault { // once, and not with each look
+		if text := err.Error(); text != p.refused { // once, and not with each look
+			p.refused = text
 			p.logger.Error("the key set file is refused; the previous revision serves on", "revision", former.set.Revision, "error", err)
 		}
 		return
 	}
+	p.refused = ""
 	p.keys.Store(next)
 	p.logger.Info("key set loaded", "key_set", next.set.ID, "revision", next.set.Revision, "key_id", next.set.current().KeyID)
 }

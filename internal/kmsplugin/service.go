@@ -17,9 +17,8 @@ const annotation = "kem.latticekeep.dev"
 
 // keys is a key set with the keys of all its generations. It does not change.
 type keys struct {
-	set   *KeySet
-	byID  map[string]*envelope.EtcdKey
-	fault string // why another file is not served; "" if there is none
+	set  *KeySet
+	byID map[string]*envelope.EtcdKey
 }
 
 // load opens the key set in dir. It takes the keys of generations that former has.
@@ -66,11 +65,7 @@ type service struct {
 // Status implements the interface of KMS v2.
 func (s service) Status(context.Context, *kmsapi.StatusRequest) (*kmsapi.StatusResponse, error) {
 	k := s.p.keys.Load()
-	health := "ok"
-	if k.fault != "" {
-		health = k.fault
-	}
-	return &kmsapi.StatusResponse{Version: "v2", Healthz: health, KeyId: k.set.current().KeyID}, nil
+	return &kmsapi.StatusResponse{Version: "v2", Healthz: "ok", KeyId: k.set.current().KeyID}, nil
 }
 
 // Encrypt implements the interface of KMS v2.

@@ -121,10 +121,8 @@ func TestABadKeySetFileIsReportedAndThePreviousOneServesOn(t *testing.T) {
 	must(t, err)
 	must(t, durable.Write(path, bytes.Replace(good, []byte(`"revision":1`), []byte(`"revision":2`), 1)))
 	p.log.await(t, "the key set file is refused")
-	s, err := p.Status(t.Context(), &kmsapi.StatusRequest{})
-	must(t, err)
-	if !strings.Contains(s.GetHealthz(), "revision 1 serves on") || !strings.Contains(s.GetHealthz(), "signature") || s.GetKeyId() != before.GetKeyId() {
-		t.Errorf("status: %v", s)
+	if id := p.status(t); id != before.GetKeyId() {
+		t.Errorf("key id %s", id)
 	}
 	p.decrypts(t, before, "a seed")
 	must(t, durable.Write(path, good))

@@ -3,6 +3,7 @@ package kubetest
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -66,4 +67,42 @@ func (c *ControlPlane) callEtcd(ctx context.Context, call string, request, answe
 		return fmt.Errorf("calling etcd: %s: %.200s", resp.Status, text)
 	}
 	return json.Unmarshal(text, answer)
+}
+
+// ServeEtcd serves etcd, which has a socket only, with TLS on loopback until ctx ends, and returns its URL.
+func (c *ControlPlane) ServeEtcd(ctx context.Context, config *tls.Config) (string, error) {
+	config.NextProtos = []string{"h2"} // gRPC wants it to be agreed on
+	l, err := tls.Listen("tcp", "127.0.0.1:0", config)
+	if err != nil {
+		return "", fmt.Errorf("serving etcd: %w", err)
+	}
+	context.AfterFunc(ctx, func() { _ = l.Close() })
+	go func() {
+		for {
+			client, err := l.Accept()
+			if err != nil {
+				return // closed
+			}
+			go c.forwardToEtcd(ctx, client)
+		}
+	}()
+	return "https://" + l.Addr().String(), nil
+}
+
+// forwardToEtcd carries bytes between a client and etcd until one of them ends.
+func (c *ControlPlane) forwardToEtcd(ctx context.Context, client net.Conn) {
+	server, err := new(net.Dialer).DialContext(ctx, "unix", c.path("etcd.sock"))
+	if err != nil {
+		_ = client.Close()
+		return
+	}
+	end := func() { _ = client.Close(); _ = server.Close() }
+	stop := context.AfterFunc(ctx, end)
+	defer stop()
+	go func() {
+		_, _ = io.Copy(server, client)
+		end()
+	}()
+	_, _ = io.Copy(client, server)
+	end()
 }
