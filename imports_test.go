@@ -240,7 +240,7 @@ var vendors = map[string]string{
 	"go.opentelemetry.io/otel/sdk":        "internal/app",
 	"go.opentelemetry.io/otel/exporters":  "internal/otlp",
 	"go.opentelemetry.io/proto/otlp":      "internal/otlp internal/kmsplugin/etcd test/otlptest",
-	"google.golang.org/protobuf":          "internal/otlp test/otlptest",
+	"google.golang.org/protobuf":          "internal/otlp internal/kmsplugin/etcd test/otlptest",
 
 	"sigs.k8s.io/controller-runtime": "controllers internal/app",
 	"k8s.io/client-go":               "controllers internal/app internal/cli internal/identity/tokenreview",

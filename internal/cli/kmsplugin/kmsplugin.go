@@ -274,7 +274,7 @@ func newRetireCommand() *cobra.Command {
 node, after it has loaded the newest key set; every node is needed, and the newest must be five minutes old, because an
 API server writes under the previous generation for up to three.
 
-It reads all objects in etcd, of which it decodes only the key id, and refuses while one object names the generation. Give --etcd
+It reads all objects in etcd, decodes the key id alone, and refuses while one object names the generation. Give --etcd
 once for each etcd cluster that the API servers use (--etcd-servers and --etcd-servers-overrides).
 
 Backups of etcd may still need the generation. So the previous key set is kept beside keyset.json.`,
