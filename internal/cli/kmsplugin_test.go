@@ -192,7 +192,7 @@ func (s *apiServer) retiresTheFirstGeneration(t *testing.T) {
 		out, err := run(t, append([]string{"kms-plugin", "retire", "--dir", s.dir, "--generation", "1", acknowledgement, "--etcd", url}, flags...)...)
 		return fmt.Sprint(out, err)
 	}
-	wantOutput(t, retire(admission...), "may still write under a former generation: try again after")
+	wantOutput(t, retire(admission...), "may still write under a previous generation: try again after")
 	given, err := kmsplugin.ParseAcknowledgement([]byte(readText(t, acknowledgement)))
 	must(t, err)
 	later := func() (*kmsplugin.KeySet, string, error) { // five minutes

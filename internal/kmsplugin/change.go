@@ -139,7 +139,7 @@ func Promote(ctx context.Context, c *Custody, dir string, given []Acknowledgemen
 		if len(missing) > 0 && !force {
 			return &MissingError{missing}
 		}
-		s.current().State, pending.State = Former, Current
+		s.current().State, pending.State = Previous, Current
 		return nil
 	})
 	return s, missing, err
@@ -150,15 +150,15 @@ func Promote(ctx context.Context, c *Custody, dir string, given []Acknowledgemen
 // when it gets no answer.
 const settled = 5 * time.Minute
 
-// Retire removes a former generation from the key set in dir. All nodes must have acknowledged the file
+// Retire removes a previous generation from the key set in dir. All nodes must have acknowledged the file
 // at least five minutes before now, so that no API server writes under that generation any more. in
 // returns the key ids that objects in etcd name; the generation stays while one object names it. Before
 // the change the file is kept as keyset-REVISION.json, because backups of etcd need it.
 func Retire(ctx context.Context, c *Custody, dir string, number uint64, given []Acknowledgement, now time.Time, in func() (map[string]etcd.Use, error)) (s *KeySet, kept string, err error) {
 	s, err = change(ctx, c, dir, func(s *KeySet, digest string) error {
-		i := slices.IndexFunc(s.Generations, func(g Generation) bool { return g.Number == number && g.State == Former })
+		i := slices.IndexFunc(s.Generations, func(g Generation) bool { return g.Number == number && g.State == Previous })
 		if i < 0 {
-			return fmt.Errorf("the key set has no former generation %d: latticekeep kms-plugin show lists what it has", number)
+			return fmt.Errorf("the key set has no previous generation %d: latticekeep kms-plugin show lists what it has", number)
 		}
 		missing, err := s.missing(given, digest)
 		if err != nil {
@@ -169,7 +169,7 @@ func Retire(ctx context.Context, c *Custody, dir string, number uint64, given []
 		}
 		for _, a := range given {
 			if from := a.At.Add(settled); now.Before(from) {
-				return fmt.Errorf("the API server of node %s may still write under a former generation: try again after %s", a.Node, from.Format(time.RFC3339))
+				return fmt.Errorf("the API server of node %s may still write under a previous generation: try again after %s", a.Node, from.Format(time.RFC3339))
 			}
 		}
 		used, err := in()

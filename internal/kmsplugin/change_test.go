@@ -98,7 +98,7 @@ func TestPromotionNeedsEveryNode(t *testing.T) {
 	}
 	must(t, promote(two, one))
 	s := read(t, first)
-	if s.Revision != 5 || s.current().Number != 3 || s.Generations[0].State != Former || s.pending() != nil {
+	if s.Revision != 5 || s.current().Number != 3 || s.Generations[0].State != Previous || s.pending() != nil {
 		t.Errorf("after the promotion: revision %d, generations %v", s.Revision, s.Generations)
 	}
 }
@@ -134,8 +134,8 @@ func TestAGenerationIsRetiredOnceNothingNeedsIt(t *testing.T) {
 		given  []Acknowledgement
 		words  string
 	}{
-		"the current one":      {2, time.Hour, []Acknowledgement{one, two}, "no former generation 2"},
-		"none":                 {3, time.Hour, []Acknowledgement{one, two}, "no former generation 3"},
+		"the current one":      {2, time.Hour, []Acknowledgement{one, two}, "no previous generation 2"},
+		"none":                 {3, time.Hour, []Acknowledgement{one, two}, "no previous generation 3"},
 		"one of two":           {1, time.Hour, []Acknowledgement{one}, "no acknowledgement from cp-2"},
 		"before the promotion": {1, time.Hour, []Acknowledgement{one, early}, "of revision 3, and this has revision 4"},
 		"too soon":             {1, 4 * time.Minute, []Acknowledgement{one, two}, "try again after"},

@@ -51,9 +51,9 @@ type Node struct {
 type State string
 
 const (
-	Pending State = "pending" // opens; becomes current when every node has it
-	Current State = "current" // wraps and opens
-	Former  State = "former"  // opens what was wrapped earlier
+	Pending  State = "pending"  // opens; becomes current when every node has it
+	Current  State = "current"  // wraps and opens
+	Previous State = "previous" // opens what was wrapped earlier
 )
 
 // Generation is one ML-KEM key pair with its secret.
@@ -150,7 +150,7 @@ func (n Node) check() error {
 	return err
 }
 
-// checkGenerations checks that there are former ones, then the current one, then at most one pending
+// checkGenerations checks that there are previous ones, then the current one, then at most one pending
 // one, and that each has its key id.
 func (s *KeySet) checkGenerations() error {
 	current, pending := 0, 0
@@ -162,7 +162,7 @@ func (s *KeySet) checkGenerations() error {
 			return fmt.Errorf("generation %d does not have the key id of its keys", g.Number)
 		}
 		switch {
-		case g.State == Former && current == 0:
+		case g.State == Previous && current == 0:
 		case g.State == Current && current == 0:
 			current++
 		case g.State == Pending && current == 1 && pending == 0:

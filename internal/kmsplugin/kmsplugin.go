@@ -147,12 +147,12 @@ func (p *plugin) look() sight {
 // reload serves the key set of the file. If it cannot, the previous one serves on, and Status stays
 // healthy: a kubelet would restart the API server otherwise, because of a file that was copied badly.
 func (p *plugin) reload(ctx context.Context) {
-	former := p.keys.Load()
-	next, err := load(ctx, &p.custody, p.dir, former)
+	served := p.keys.Load()
+	next, err := load(ctx, &p.custody, p.dir, served)
 	if err != nil {
 		if text := err.Error(); text != p.refused { // once, and not with each look
 			p.refused = text
-			p.logger.Error("the key set file is refused; the previous revision serves on", "revision", former.set.Revision, "error", err)
+			p.logger.Error("the key set file is refused; the previous revision serves on", "revision", served.set.Revision, "error", err)
 		}
 		return
 	}

@@ -21,8 +21,8 @@ type keys struct {
 	byID map[string]*envelope.EtcdKey
 }
 
-// load opens the key set in dir. It takes the keys of generations that former has.
-func load(ctx context.Context, c *Custody, dir string, former *keys) (*keys, error) {
+// load opens the key set in dir. It takes the keys of generations that served has.
+func load(ctx context.Context, c *Custody, dir string, served *keys) (*keys, error) {
 	s, digest, err := readKeySet(dir)
 	if err != nil {
 		return nil, err
@@ -32,7 +32,7 @@ func load(ctx context.Context, c *Custody, dir string, former *keys) (*keys, err
 	}
 	k := &keys{set: s, byID: map[string]*envelope.EtcdKey{}}
 	for _, g := range s.Generations {
-		key := former.opened(s.ID, g)
+		key := served.opened(s.ID, g)
 		if key == nil {
 			if key, err = c.openGeneration(ctx, s.ID, g); err != nil {
 				return nil, err

@@ -269,8 +269,8 @@ func newRetireCommand() *cobra.Command {
 	var urls []string
 	var access etcd.Config
 	cmd := &cobra.Command{
-		Use: "retire FILE...", Short: "Remove a former generation of keys that no object in etcd needs", Args: cobra.MinimumNArgs(1),
-		Long: `Remove a former generation of keys from the key set. Each FILE is the output of latticekeep kms-plugin acknowledge on one
+		Use: "retire FILE...", Short: "Remove a previous generation of keys that no object in etcd needs", Args: cobra.MinimumNArgs(1),
+		Long: `Remove a previous generation of keys from the key set. Each FILE is the output of latticekeep kms-plugin acknowledge on one
 node, after it has loaded the newest key set; every node is needed, and the newest must be five minutes old, because an
 API server writes under the previous generation for up to three.
 
