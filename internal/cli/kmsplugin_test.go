@@ -196,8 +196,11 @@ func (s *apiServer) retiresTheFirstGeneration(t *testing.T) {
 	given, err := kmsplugin.ParseAcknowledgement([]byte(readText(t, acknowledgement)))
 	must(t, err)
 	later := func() (*kmsplugin.KeySet, string, error) { // five minutes
-		return kmsplugin.Retire(t.Context(), new(kmsplugin.Custody), s.dir, 1, []kmsplugin.Acknowledgement{given}, time.Now().Add(6*time.Minute), func() (map[string]etcd.Use, error) {
-			return etcd.KeyIDs(t.Context(), etcd.Config{CA: certificate, Certificate: certificate, Key: key}, []string{url})
+		return kmsplugin.Retire(t.Context(), new(kmsplugin.Custody), s.dir, kmsplugin.Retirement{
+			Number: 1, Acknowledgements: []kmsplugin.Acknowledgement{given}, Now: time.Now().Add(6 * time.Minute),
+			KeyIDsInEtcd: func() (map[string]etcd.Use, error) {
+				return etcd.KeyIDs(t.Context(), etcd.Config{CA: certificate, Certificate: certificate, Key: key}, []string{url})
+			},
 		})
 	}
 	_, _, err = later()

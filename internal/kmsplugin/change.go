@@ -1,6 +1,7 @@
 package kmsplugin
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -21,9 +22,9 @@ import (
 func Init(ctx context.Context, c *Custody, dir, node, url string, a envelope.KEM) (*KeySet, error) {
 	path := filepath.Join(dir, keySetFile)
 	if err := durable.CheckAbsent(path); err != nil {
-		return nil, fmt.Errorf("this node has a key set: %w", err)
+		return nil, fmt.Errorf("this node has a key set in %s: give another --dir", dir)
 	}
-	self, err := NewNode(ctx, c, dir, node, url)
+	self, err := newIdentity(ctx, c, dir, node, url)
 	if err != nil {
 		return nil, err
 	}
@@ -42,6 +43,9 @@ func Init(ctx context.Context, c *Custody, dir, node, url string, a envelope.KEM
 	s.Generations = []Generation{first}
 	b, err := s.sign(key)
 	if err == nil {
+		err = self.write(dir)
+	}
+	if err == nil {
 		err = durable.WriteNew(path, b)
 	}
 	return s, err
@@ -49,7 +53,7 @@ func Init(ctx context.Context, c *Custody, dir, node, url string, a envelope.KEM
 
 // AddNode adds a node to the key set in dir.
 func AddNode(ctx context.Context, c *Custody, dir string, n Node) (*KeySet, error) {
-	return change(ctx, c, dir, func(s *KeySet, _ string) error {
+	return change(ctx, c, dir, func(s *KeySet, _ []byte) error {
 		if s.node(n.Name) != nil {
 			return fmt.Errorf("the key set names node %s already", n.Name)
 		}
@@ -58,10 +62,10 @@ func AddNode(ctx context.Context, c *Custody, dir string, n Node) (*KeySet, erro
 	})
 }
 
-// RemoveNode removes a node that is gone from the key set in dir. Its plugin, if there is one, loads no
-// later key set.
+// RemoveNode removes a node that is gone from the key set in dir. A plugin that still runs there loads no
+// later key set, and what it writes is lost when its generation is retired.
 func RemoveNode(ctx context.Context, c *Custody, dir, name string) (*KeySet, error) {
-	return change(ctx, c, dir, func(s *KeySet, _ string) error {
+	return change(ctx, c, dir, func(s *KeySet, _ []byte) error {
 		switch {
 		case s.node(name) == nil:
 			return fmt.Errorf("the key set names no node %.260q: latticekeep kms-plugin show lists them", name)
@@ -76,7 +80,7 @@ func RemoveNode(ctx context.Context, c *Custody, dir, name string) (*KeySet, err
 // Rotate adds a pending generation to the key set in dir, or replaces the one that is there. An
 // empty url or algorithm takes the current generation's. The signer's seed moves to the same KMS key.
 func Rotate(ctx context.Context, c *Custody, dir, url string, a envelope.KEM) (*KeySet, error) {
-	return change(ctx, c, dir, func(s *KeySet, _ string) error {
+	return change(ctx, c, dir, func(s *KeySet, _ []byte) error {
 		current := s.current()
 		if url == "" {
 			url = current.KMS
@@ -90,29 +94,16 @@ func Rotate(ctx context.Context, c *Custody, dir, url string, a envelope.KEM) (*
 			return err
 		}
 		if url != s.Signer.KMS {
-			if err := c.moveSigner(ctx, s, url); err != nil {
-				return err
+			wrapped, err := c.move(ctx, s.Signer.KMS, url, signerContext(s.ID), s.Signer.Wrapped)
+			if err != nil {
+				return fmt.Errorf("moving the signing key to %s: %w", url, err)
 			}
+			s.Signer.KMS, s.Signer.Wrapped = url, wrapped
 		}
 		s.Generations = slices.DeleteFunc(s.Generations, func(g Generation) bool { return g.State == Pending })
 		s.Generations = append(s.Generations, g)
 		return nil
 	})
-}
-
-// moveSigner wraps the signer's seed by the KMS key of that URL.
-func (c *Custody) moveSigner(ctx context.Context, s *KeySet, url string) error {
-	seed, err := c.unwrap(ctx, s.Signer.KMS, signerContext(s.ID), s.Signer.Wrapped)
-	if err != nil {
-		return fmt.Errorf("unwrapping signing key: %w", err)
-	}
-	defer seed.Zero()
-	wrapped, err := c.wrap(ctx, url, signerContext(s.ID), seed)
-	if err != nil {
-		return fmt.Errorf("wrapping signing key: %w", err)
-	}
-	s.Signer.KMS, s.Signer.Wrapped = url, wrapped
-	return nil
 }
 
 // MissingError names the nodes that have not acknowledged the key set file.
@@ -128,12 +119,12 @@ func (e *MissingError) Error() string {
 // must have acknowledged the file that has it, because the plugin of another could not open what the
 // others write, unless force is set. missing names those that have not.
 func Promote(ctx context.Context, c *Custody, dir string, given []Acknowledgement, force bool) (s *KeySet, missing []string, err error) {
-	s, err = change(ctx, c, dir, func(s *KeySet, digest string) error {
+	s, err = change(ctx, c, dir, func(s *KeySet, file []byte) error {
 		pending := s.pending()
 		if pending == nil {
 			return errors.New("the key set has no pending generation: run latticekeep kms-plugin rotate first")
 		}
-		if missing, err = s.missing(given, digest); err != nil {
+		if missing, err = s.missing(given, digestOf(file)); err != nil {
 			return err
 		}
 		if len(missing) > 0 && !force {
@@ -145,47 +136,69 @@ func Promote(ctx context.Context, c *Custody, dir string, given []Acknowledgemen
 	return s, missing, err
 }
 
-// settled is how long after a plugin has loaded a key set its API server may still write under the
-// previous current generation. kube-apiserver asks for the key id once a minute, and goes on for three
-// when it gets no answer.
-const settled = 5 * time.Minute
+// An API server may write under the previous generation for a while after its plugin has loaded a key
+// set: it asks for the key id once a minute, and goes on for three when it gets no answer. What a node
+// acknowledged long ago says little about what its plugin serves now.
+const (
+	acknowledgementMinAge = 5 * time.Minute
+	acknowledgementMaxAge = time.Hour
+)
 
-// Retire removes a previous generation from the key set in dir. All nodes must have acknowledged the file
-// at least five minutes before now, so that no API server writes under that generation any more. in
-// returns the key ids that objects in etcd name; the generation stays while one object names it. Before
-// the change the file is kept as keyset-REVISION.json, because backups of etcd need it.
-func Retire(ctx context.Context, c *Custody, dir string, number uint64, given []Acknowledgement, now time.Time, in func() (map[string]etcd.Use, error)) (s *KeySet, kept string, err error) {
-	s, err = change(ctx, c, dir, func(s *KeySet, digest string) error {
-		i := slices.IndexFunc(s.Generations, func(g Generation) bool { return g.Number == number && g.State == Previous })
+// checkAge refuses an acknowledgement that says nothing about what the API server of its node writes now.
+func (a Acknowledgement) checkAge(now time.Time) error {
+	if from := a.At.Add(acknowledgementMinAge); now.Before(from) {
+		return fmt.Errorf("the API server of node %s may still write under a previous generation: try again after %s", a.Node, from.Format(time.RFC3339))
+	}
+	if now.After(a.At.Add(acknowledgementMaxAge)) {
+		return fmt.Errorf("the acknowledgement of node %s is older than an hour: run latticekeep kms-plugin acknowledge there again, and wait five minutes", a.Node)
+	}
+	return nil
+}
+
+// Retirement is a previous generation that is to leave the key set, and what shows that it may.
+type Retirement struct {
+	Number           uint64 // of the generation
+	Acknowledgements []Acknowledgement
+	Now              time.Time
+	KeyIDsInEtcd     func() (map[string]etcd.Use, error)
+}
+
+// Retire removes a previous generation from the key set in dir. Every node must have acknowledged the
+// file, between five minutes and an hour ago, so that no API server writes under that generation any
+// more. The generation stays while one object in etcd names it, and also if none names the current one,
+// because then it was another etcd. The file of before is kept as keyset-REVISION.json, because backups
+// of etcd need it.
+func Retire(ctx context.Context, c *Custody, dir string, r Retirement) (s *KeySet, kept string, err error) {
+	s, err = change(ctx, c, dir, func(s *KeySet, file []byte) error {
+		i := slices.IndexFunc(s.Generations, func(g Generation) bool { return g.Number == r.Number && g.State == Previous })
 		if i < 0 {
-			return fmt.Errorf("the key set has no previous generation %d: latticekeep kms-plugin show lists what it has", number)
+			return fmt.Errorf("the key set has no previous generation %d: latticekeep kms-plugin show lists what it has", r.Number)
 		}
-		missing, err := s.missing(given, digest)
+		missing, err := s.missing(r.Acknowledgements, digestOf(file))
 		if err != nil {
 			return err
 		}
 		if len(missing) > 0 {
 			return &MissingError{missing}
 		}
-		for _, a := range given {
-			if from := a.At.Add(settled); now.Before(from) {
-				return fmt.Errorf("the API server of node %s may still write under a previous generation: try again after %s", a.Node, from.Format(time.RFC3339))
+		for _, a := range r.Acknowledgements {
+			if err := a.checkAge(r.Now); err != nil {
+				return err
 			}
 		}
-		used, err := in()
+		used, err := r.KeyIDsInEtcd()
 		if err != nil {
 			return err
 		}
 		if use := used[s.Generations[i].KeyID]; use.Objects > 0 {
-			return fmt.Errorf("%d objects in etcd still name generation %d, such as %s: write all objects again, as the guide says, and try again", use.Objects, number, use.Example)
+			return fmt.Errorf("%d objects in etcd still name generation %d, such as %s: write all objects again, or delete from etcd what the API server cannot read, and try again", use.Objects, r.Number, use.Example)
 		}
-		b, err := readFile(filepath.Join(dir, keySetFile))
-		if err != nil {
-			return err
+		if used[s.current().KeyID].Objects == 0 {
+			return errors.New("no object in etcd names the current generation: see that --etcd names the etcd of these API servers, write all objects again, and try again")
 		}
 		kept = filepath.Join(dir, fmt.Sprintf("keyset-%d.json", s.Revision))
-		if err := durable.Write(kept, b); err != nil {
-			return fmt.Errorf("keeping the key set with generation %d: %w", number, err)
+		if err := keep(kept, file); err != nil {
+			return fmt.Errorf("keeping the key set with generation %d: %w", r.Number, err)
 		}
 		s.Generations = slices.Delete(s.Generations, i, i+1)
 		return nil
@@ -193,18 +206,28 @@ func Retire(ctx context.Context, c *Custody, dir string, number uint64, given []
 	return s, kept, err
 }
 
+// keep writes a new file, or finds it there with that content.
+func keep(path string, content []byte) error {
+	if b, err := readFile(path); err == nil && bytes.Equal(b, content) {
+		return nil
+	}
+	return durable.WriteNew(path, content)
+}
+
 // change applies edit to the key set in dir, and writes it as the next revision. A lock keeps two
 // changes apart.
-func change(ctx context.Context, c *Custody, dir string, edit func(s *KeySet, digest string) error) (*KeySet, error) {
+func change(ctx context.Context, c *Custody, dir string, edit func(s *KeySet, file []byte) error) (*KeySet, error) {
 	d, err := os.Open(dir)
 	if err != nil {
 		return nil, durable.ExplainRefusal(dir, err)
 	}
 	defer d.Close()
-	if err := syscall.Flock(int(d.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		return nil, fmt.Errorf("locking %s: another command changes the key set: wait for its end: %w", dir, err)
+	if err := syscall.Flock(int(d.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); errors.Is(err, syscall.EWOULDBLOCK) {
+		return nil, fmt.Errorf("another command changes the key set in %s: wait for its end", dir)
+	} else if err != nil {
+		return nil, fmt.Errorf("locking %s: %w", dir, err)
 	}
-	s, digest, err := readKeySet(dir)
+	s, file, err := readKeySet(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -212,7 +235,7 @@ func change(ctx context.Context, c *Custody, dir string, edit func(s *KeySet, di
 	if err != nil {
 		return nil, err
 	}
-	if err := edit(s, digest); err != nil {
+	if err := edit(s, file); err != nil {
 		return nil, err
 	}
 	s.Revision++

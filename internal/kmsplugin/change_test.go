@@ -1,6 +1,7 @@
 package kmsplugin
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"path/filepath"
@@ -27,8 +28,9 @@ func joined(t testing.TB, c *Custody, first, url string) string {
 // loaded has the plugin of a node load its key set.
 func loaded(t testing.TB, c *Custody, dir string) {
 	t.Helper()
-	_, err := load(t.Context(), c, dir, nil)
+	k, err := load(t.Context(), c, dir, nil)
 	must(t, err)
+	must(t, (&plugin{dir: dir}).serveKeys(k))
 }
 
 func acknowledged(t testing.TB, c *Custody, dir string) Acknowledgement {
@@ -123,10 +125,10 @@ func TestAGenerationIsRetiredOnceNothingNeedsIt(t *testing.T) {
 	var failed error
 	asked := 0
 	retire := func(number uint64, after time.Duration, given ...Acknowledgement) (*KeySet, string, error) {
-		return Retire(t.Context(), c, first, number, given, time.Now().Add(after), func() (map[string]etcd.Use, error) {
+		return Retire(t.Context(), c, first, Retirement{number, given, time.Now().Add(after), func() (map[string]etcd.Use, error) {
 			asked++
 			return used, failed
-		})
+		}})
 	}
 	for name, x := range map[string]struct {
 		number uint64
@@ -134,11 +136,12 @@ func TestAGenerationIsRetiredOnceNothingNeedsIt(t *testing.T) {
 		given  []Acknowledgement
 		words  string
 	}{
-		"the current one":      {2, time.Hour, []Acknowledgement{one, two}, "no previous generation 2"},
-		"none":                 {3, time.Hour, []Acknowledgement{one, two}, "no previous generation 3"},
-		"one of two":           {1, time.Hour, []Acknowledgement{one}, "no acknowledgement from cp-2"},
-		"before the promotion": {1, time.Hour, []Acknowledgement{one, early}, "of revision 3, and this has revision 4"},
+		"the current one":      {2, time.Minute * 6, []Acknowledgement{one, two}, "no previous generation 2"},
+		"none":                 {3, time.Minute * 6, []Acknowledgement{one, two}, "no previous generation 3"},
+		"one of two":           {1, time.Minute * 6, []Acknowledgement{one}, "no acknowledgement from cp-2"},
+		"before the promotion": {1, time.Minute * 6, []Acknowledgement{one, early}, "of revision 3, and this has revision 4"},
 		"too soon":             {1, 4 * time.Minute, []Acknowledgement{one, two}, "try again after"},
+		"too late":             {1, 61 * time.Minute, []Acknowledgement{one, two}, "older than an hour"},
 	} {
 		_, _, err := retire(x.number, x.after, x.given...)
 		refused(t, name, err, x.words)
@@ -147,17 +150,21 @@ func TestAGenerationIsRetiredOnceNothingNeedsIt(t *testing.T) {
 		t.Error("etcd was read in vain")
 	}
 	failed = errors.New("no answer")
-	_, _, err = retire(1, time.Hour, one, two)
+	_, _, err = retire(1, 6*time.Minute, one, two)
 	refused(t, "without etcd", err, "no answer")
 	failed, used[former.KeyID] = nil, etcd.Use{Objects: 3, Example: "/registry/secrets/shop/db"}
-	_, _, err = retire(1, time.Hour, one, two)
+	_, _, err = retire(1, 6*time.Minute, one, two)
 	refused(t, "with objects", err, "3 objects in etcd still name generation 1, such as /registry/secrets/shop/db")
 	if s := read(t, first); s.Revision != 4 || len(s.Generations) != 2 {
 		t.Errorf("a refusal changed the key set: revision %d", s.Revision)
 	}
 
 	delete(used, former.KeyID)
-	s, kept, err := retire(1, time.Hour, one, two)
+	used["2-of-another-cluster"] = etcd.Use{Objects: 9}
+	_, _, err = retire(1, 6*time.Minute, one, two)
+	refused(t, "with another etcd", err, "no object in etcd names the current generation")
+	used[read(t, first).current().KeyID] = etcd.Use{Objects: 1}
+	s, kept, err := retire(1, 6*time.Minute, one, two)
 	must(t, err)
 	if s.Revision != 5 || len(s.Generations) != 1 || s.current().Number != 2 {
 		t.Errorf("revision %d, generations %v", s.Revision, s.Generations)
@@ -226,12 +233,21 @@ func TestAnOlderOrForeignKeySetIsRefused(t *testing.T) {
 	}
 	former := read(t, first) // revision 9, generation 1
 	former.Revision = 9
-	former.Generations = former.Generations[:1]
-	former.Generations[0].State = Current
+	former.Generations[0].State, former.Generations[1].State = Current, Pending
 	backward := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(backward, keySetFile), forge(t, c, former), 0o600))
 
+	copied := t.TempDir() // a copy of revision 2, changed as if what came after it had never been
+	copyKeySet(t, older, copied)
+	_, err = Rotate(t.Context(), c, copied, "", "")
+	must(t, err)
+	_, _, err = Promote(t.Context(), c, copied, nil, true)
+	must(t, err)
+	_, err = Rotate(t.Context(), c, copied, "", "") // revision 5, whose generation 2 has other keys
+	must(t, err)
+
 	for name, x := range map[string]struct{ from, words string }{
+		"a change of an old copy": {copied, "under which this node has written"},
 		"an older revision":       {older, "has revision 2, and this node has loaded revision 4: copy the newest keyset.json"},
 		"another of the revision": {fork, "changed in two places"},
 		"an older generation":     {backward, "has served generation 2"},
@@ -277,7 +293,12 @@ func TestANodeIsRefused(t *testing.T) {
 	must(t, err)
 	_, err = AddNode(t.Context(), c, first, n.Node)
 	refused(t, "a node twice", err, "names node cp-2 already")
-	_, err = NewNode(t.Context(), c, stranger, "cp-2", url)
+	again, err := NewNode(t.Context(), c, stranger, "cp-2", url)
+	must(t, err)
+	if !bytes.Equal(again.Node.PublicKey, n.Node.PublicKey) {
+		t.Error("the identity of the node is not printed again")
+	}
+	_, err = NewNode(t.Context(), c, stranger, "cp-3", url)
 	refused(t, "a second identity", err, "has an identity")
 	_, err = NewNode(t.Context(), c, filepath.Join(t.TempDir(), "x"), "CP 3", url)
 	refused(t, "a bad name", err, "no name of a node")

@@ -51,12 +51,38 @@ func (c *Custody) Close() {
 	c.keys = nil
 }
 
+// wrap wraps plaintext, and unwraps it again: what the KMS key encrypts and does not decrypt would be lost.
 func (c *Custody) wrap(ctx context.Context, url, keyContext string, plaintext []byte) ([]byte, error) {
 	k, err := c.key(ctx, url)
 	if err != nil {
 		return nil, err
 	}
-	return k.Wrap(ctx, keyContext, plaintext)
+	wrapped, err := k.Wrap(ctx, keyContext, plaintext)
+	if err != nil {
+		return nil, err
+	}
+	again, err := c.unwrap(ctx, url, keyContext, wrapped)
+	if err != nil {
+		return nil, fmt.Errorf("unwrapping what was just wrapped: %w", err)
+	}
+	defer again.Zero()
+	if !bytes.Equal(again, plaintext) {
+		return nil, errors.New("the KMS key does not decrypt what it encrypts")
+	}
+	return wrapped, nil
+}
+
+// move unwraps a key by one KMS key and wraps it by another.
+func (c *Custody) move(ctx context.Context, from, to, keyContext string, wrapped []byte) ([]byte, error) {
+	plaintext, err := c.unwrap(ctx, from, keyContext, wrapped)
+	if err != nil {
+		return nil, fmt.Errorf("unwrapping: %w", err)
+	}
+	defer plaintext.Zero()
+	if wrapped, err = c.wrap(ctx, to, keyContext, plaintext); err != nil {
+		return nil, fmt.Errorf("wrapping: %w", err)
+	}
+	return wrapped, nil
 }
 
 func (c *Custody) unwrap(ctx context.Context, url, keyContext string, wrapped []byte) (secret.Bytes, error) {

@@ -142,9 +142,16 @@ func (s *KeySet) check(signer string) error {
 	return s.checkGenerations()
 }
 
+func checkName(node string) error {
+	if !nodeName.MatchString(node) {
+		return fmt.Errorf("%.260q is no name of a node: use lower-case letters, digits, dots and hyphens", node)
+	}
+	return nil
+}
+
 func (n Node) check() error {
-	if !nodeName.MatchString(n.Name) {
-		return fmt.Errorf("%.260q is no name of a node: use lower-case letters, digits, dots and hyphens", n.Name)
+	if err := checkName(n.Name); err != nil {
+		return err
 	}
 	_, err := dualsig.ParsePublicKey(n.PublicKey)
 	return err

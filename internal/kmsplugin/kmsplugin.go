@@ -1,7 +1,7 @@
 // Package kmsplugin is a KMS v2 provider for kube-apiserver: it wraps the seeds from which the API
 // server derives the keys of what it writes to etcd.
 //
-// Each control-plane node runs one plugin, with three files in a directory of its own. The key set is
+// Each control-plane node runs one plugin, with files in a directory of its own. The key set is
 // one signed file, the same on all nodes. It names the nodes, and has generations: an ML-KEM key pair
 // and a secret, wrapped by a KMS key. One generation is current and wraps; all open. The node's
 // identity is an ML-DSA-65 key, wrapped as well. The record says which key set the plugin has loaded
@@ -17,14 +17,17 @@
 //   - a key set that is older than the record, or another one, is refused, and so is one that does
 //     not name this node;
 //   - a key id is never used twice, because it has a number that only rises, and a hash of the keys;
-//   - nothing but the owner of the socket can connect to it.
+//   - nothing but the owner of the socket can connect to it;
+//   - one plugin at most serves from a directory, so the record is that of the plugin that serves;
+//   - a generation leaves the key set when no object in etcd names it ([Retire]).
 //
-// The package does not distribute files, and does not look into etcd.
+// The package does not distribute files.
 package kmsplugin
 
 import (
 	"context"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -72,6 +75,11 @@ func Serve(ctx context.Context, c Config) error {
 	if c.Poll == 0 {
 		c.Poll = 2 * time.Second
 	}
+	alone, err := claimDir(c.Dir)
+	if err != nil {
+		return err
+	}
+	defer alone.Close()
 	s, err := claimSocket(c.Socket)
 	if err != nil {
 		return err
@@ -91,7 +99,9 @@ func (p *plugin) serve(ctx context.Context, s *socket, poll time.Duration) error
 	if err != nil {
 		return err
 	}
-	p.keys.Store(first)
+	if err := p.serveKeys(first); err != nil {
+		return err
+	}
 	l, err := s.listen()
 	if err != nil {
 		return err
@@ -115,12 +125,18 @@ func (p *plugin) serve(ctx context.Context, s *socket, poll time.Duration) error
 			p.logger.Info("ended")
 			return err
 		case <-ticker.C:
-			if now := p.look(); now != seen || p.refused != "" {
+			if now := p.look(); !same(now, seen) || p.refused != "" {
 				seen = now
 				p.reload(ctx)
 			}
 		}
 	}
+}
+
+// serveKeys has calls answered with other keys, and then records them.
+func (p *plugin) serveKeys(k *keys) error {
+	p.keys.Store(k)
+	return newRecord(k.set, k.digest).write(p.dir)
 }
 
 // end waits for the calls that run, for a while.
@@ -130,25 +146,32 @@ func end(server *grpc.Server) {
 	server.GracefulStop()
 }
 
-// sight is what tells one file from another without reading it.
-type sight struct {
-	changed time.Time
-	size    int64
-}
-
-func (p *plugin) look() sight {
+// look returns nil when there is no file, and reload finds out why.
+func (p *plugin) look() fs.FileInfo {
 	info, err := os.Stat(filepath.Join(p.dir, keySetFile))
 	if err != nil {
-		return sight{} // reload finds out why
+		return nil
 	}
-	return sight{info.ModTime(), info.Size()}
+	return info
+}
+
+// same reports whether nothing was written between two looks at a file.
+func same(a, b fs.FileInfo) bool {
+	if a == nil || b == nil {
+		return a == nil && b == nil
+	}
+	return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) && a.Size() == b.Size()
 }
 
 // reload serves the key set of the file. If it cannot, the previous one serves on, and Status stays
-// healthy: a kubelet would restart the API server otherwise, because of a file that was copied badly.
+// healthy: otherwise the API server would not be ready, and stop writing, because of a file that was
+// copied badly.
 func (p *plugin) reload(ctx context.Context) {
 	served := p.keys.Load()
 	next, err := load(ctx, &p.custody, p.dir, served)
+	if err == nil {
+		err = p.serveKeys(next)
+	}
 	if err != nil {
 		if text := err.Error(); text != p.refused { // once, and not with each look
 			p.refused = text
@@ -157,6 +180,5 @@ func (p *plugin) reload(ctx context.Context) {
 		return
 	}
 	p.refused = ""
-	p.keys.Store(next)
 	p.logger.Info("key set loaded", "key_set", next.set.ID, "revision", next.set.Revision, "key_id", next.set.current().KeyID)
 }

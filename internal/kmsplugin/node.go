@@ -88,36 +88,54 @@ func ParseAcknowledgement(b []byte) (Acknowledgement, error) {
 // Encode returns the file of a [NodeFile] or an [Acknowledgement].
 func Encode[T NodeFile | Acknowledgement](v T) ([]byte, error) { return encode(v) }
 
-// NewNode makes the identity of a node in dir, which it creates, under the KMS key of that URL.
+// NewNode makes the identity of a node in dir, which it creates, under the KMS key of that URL. If the
+// node has one of that name already, NewNode returns its public part.
 func NewNode(ctx context.Context, c *Custody, dir, name, url string) (NodeFile, error) {
-	if n := (Node{Name: name, PublicKey: make([]byte, dualsig.PublicKeySize)}); n.check() != nil {
-		return NodeFile{}, n.check()
+	if i, err := parseIdentity(dir); err == nil && i.Node.Name == name {
+		return NodeFile{formatVersion, i.Node}, nil
 	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return NodeFile{}, fmt.Errorf("creating the directory: %w", err)
-	}
-	if err := durable.CheckAbsent(filepath.Join(dir, nodeFile)); err != nil {
-		return NodeFile{}, fmt.Errorf("this node has an identity: %w", err)
-	}
-	key, wrapped, err := c.newSigningKey(ctx, url, nodeContext)
-	if err != nil {
-		return NodeFile{}, err
-	}
-	i := identity{formatVersion, Node{name, key.Public().Bytes()}, url, wrapped}
-	b, err := encode(i)
+	i, err := newIdentity(ctx, c, dir, name, url)
 	if err == nil {
-		err = durable.WriteNew(filepath.Join(dir, nodeFile), b)
+		err = i.write(dir)
 	}
 	return NodeFile{formatVersion, i.Node}, err
 }
 
+// newIdentity returns a new identity for a node, whose directory it makes.
+func newIdentity(ctx context.Context, c *Custody, dir, name, url string) (i identity, err error) {
+	if err := checkName(name); err != nil {
+		return i, err
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return i, fmt.Errorf("creating the directory: %w", err)
+	}
+	if err := durable.CheckAbsent(filepath.Join(dir, nodeFile)); err != nil {
+		return i, fmt.Errorf("this node has an identity of another name or one that cannot be read: give another --dir, or remove %s to make a new one", filepath.Join(dir, nodeFile))
+	}
+	key, wrapped, err := c.newSigningKey(ctx, url, nodeContext)
+	if err != nil {
+		return i, err
+	}
+	return identity{formatVersion, Node{name, key.Public().Bytes()}, url, wrapped}, nil
+}
+
+func (i identity) write(dir string) error {
+	b, err := encode(i)
+	if err != nil {
+		return err
+	}
+	return durable.Write(filepath.Join(dir, nodeFile), b)
+}
+
 // Acknowledge signs that the plugin of this node has loaded the key set file as it is now. Only the
-// running plugin writes the record that shows it.
+// running plugin writes the record that shows it. It also moves the node's identity to the KMS key that
+// the key set has moved to.
 func Acknowledge(ctx context.Context, c *Custody, dir string, now time.Time) (Acknowledgement, error) {
-	set, digest, err := readKeySet(dir)
+	set, file, err := readKeySet(dir)
 	if err != nil {
 		return Acknowledgement{}, err
 	}
+	digest := digestOf(file)
 	i, err := readIdentity(dir, set)
 	if err != nil {
 		return Acknowledgement{}, err
@@ -133,12 +151,33 @@ func Acknowledge(ctx context.Context, c *Custody, dir string, now time.Time) (Ac
 	if err != nil {
 		return Acknowledgement{}, err
 	}
+	if i.KMS != set.Signer.KMS {
+		if err := c.moveIdentity(ctx, dir, i, set.Signer.KMS); err != nil {
+			return Acknowledgement{}, err
+		}
+	}
 	a := Acknowledgement{
 		Version: formatVersion, KeySet: set.ID, Revision: set.Revision, Digest: digest,
 		Node: i.Node.Name, At: now.UTC().Truncate(time.Second),
 	}
 	a.Signature, err = key.Sign(labelAcknowledgement, a.signed())
 	return a, err
+}
+
+// moveIdentity wraps the seed of a node's identity by the KMS key of that URL.
+func (c *Custody) moveIdentity(ctx context.Context, dir string, i identity, url string) error {
+	id, err := dualsig.PublicKeyID(i.Node.PublicKey)
+	if err == nil {
+		i.Wrapped, err = c.move(ctx, i.KMS, url, nodeContext(id), i.Wrapped)
+	}
+	if err == nil {
+		i.KMS = url
+		err = i.write(dir)
+	}
+	if err != nil {
+		return fmt.Errorf("moving this node's identity to %s: %w", url, err)
+	}
+	return nil
 }
 
 // missing verifies acknowledgements of the file of s, which has this digest, and returns the nodes that
@@ -182,16 +221,9 @@ func (s *KeySet) verify(a Acknowledgement, digest string) error {
 
 // readIdentity reads the identity of this node, which set must name.
 func readIdentity(dir string, set *KeySet) (identity, error) {
-	var i identity
-	b, err := readFile(filepath.Join(dir, nodeFile))
+	i, err := parseIdentity(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return i, fmt.Errorf("this node has no identity: make it with latticekeep kms-plugin node --dir %s: %w", dir, err)
-	}
-	if err == nil {
-		err = decode(b, &i)
-	}
-	if err == nil && i.Version != formatVersion {
-		err = fmt.Errorf("it has version %d, and this program reads version %d", i.Version, formatVersion)
 	}
 	if err != nil {
 		return i, fmt.Errorf("reading this node's identity: %w", err)
@@ -200,6 +232,17 @@ func readIdentity(dir string, set *KeySet) (identity, error) {
 		return i, fmt.Errorf("the key set does not name this node, %.260q, with its key: run latticekeep kms-plugin add-node where the key set is changed, and copy keyset.json here", i.Node.Name)
 	}
 	return i, nil
+}
+
+func parseIdentity(dir string) (i identity, err error) {
+	b, err := readFile(filepath.Join(dir, nodeFile))
+	if err == nil {
+		err = decode(b, &i)
+	}
+	if err == nil && i.Version != formatVersion {
+		err = fmt.Errorf("it has version %d, and this program reads version %d", i.Version, formatVersion)
+	}
+	return i, err
 }
 
 func readFile(path string) ([]byte, error) {

@@ -7,17 +7,18 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"slices"
 
 	"github.com/latticekeep/latticekeep/internal/durable"
 )
 
 // record is the content of newest.json: the newest key set that the plugin of this node has loaded.
 type record struct {
-	Version    int    `json:"version"`
-	KeySet     string `json:"key_set"` // id
-	Revision   uint64 `json:"revision"`
-	Generation uint64 `json:"generation"` // the current one
-	Digest     string `json:"digest"`     // SHA3-256 of the file, in hexadecimal digits
+	Version  int    `json:"version"`
+	KeySet   string `json:"key_set"` // id
+	Revision uint64 `json:"revision"`
+	KeyID    string `json:"key_id"` // of the current generation
+	Digest   string `json:"digest"` // SHA3-256 of the file, in hexadecimal digits
 }
 
 // readRecord returns nil if there is no record.
@@ -51,8 +52,13 @@ func (r *record) checkNotOlder(s *KeySet, digest string) error {
 		return fmt.Errorf("the key set has revision %d, and this node has loaded revision %d: %s", s.Revision, r.Revision, remedy)
 	case s.Revision == r.Revision && digest != r.Digest:
 		return fmt.Errorf("the key set is another one of revision %d than this node has loaded, so it was changed in two places: %s, and change it in one place only", s.Revision, remedy)
-	case s.current().Number < r.Generation:
-		return fmt.Errorf("the current generation of the key set is %d, and this node has served generation %d: %s", s.current().Number, r.Generation, remedy)
+	}
+	i := slices.IndexFunc(s.Generations, func(g Generation) bool { return g.KeyID == r.KeyID })
+	switch {
+	case i < 0:
+		return fmt.Errorf("the key set lacks the generation %s, under which this node has written, so it was changed from an older copy: %s", r.KeyID, remedy)
+	case s.current().Number < s.Generations[i].Number:
+		return fmt.Errorf("the current generation of the key set is %d, and this node has served generation %d: %s", s.current().Number, s.Generations[i].Number, remedy)
 	}
 	return nil
 }
@@ -66,26 +72,25 @@ func (r *record) write(dir string) error {
 }
 
 func newRecord(s *KeySet, digest string) *record {
-	return &record{formatVersion, s.ID, s.Revision, s.current().Number, digest}
+	return &record{formatVersion, s.ID, s.Revision, s.current().KeyID, digest}
 }
 
 // readKeySet reads the key set of a directory, and checks that it is not older than its record.
-func readKeySet(dir string) (s *KeySet, digest string, err error) {
-	b, err := readFile(filepath.Join(dir, keySetFile))
+func readKeySet(dir string) (s *KeySet, file []byte, err error) {
+	file, err = readFile(filepath.Join(dir, keySetFile))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, "", fmt.Errorf("there is no key set: make the first one with latticekeep kms-plugin init, or copy %s from another node: %w", keySetFile, err)
+		return nil, nil, fmt.Errorf("there is no key set: make the first one with latticekeep kms-plugin init, or copy %s from another node: %w", keySetFile, err)
 	} else if err != nil {
-		return nil, "", fmt.Errorf("reading key set: %w", err)
+		return nil, nil, fmt.Errorf("reading key set: %w", err)
 	}
-	if s, err = ParseKeySet(b); err != nil {
-		return nil, "", err
+	if s, err = ParseKeySet(file); err != nil {
+		return nil, nil, err
 	}
-	digest = digestOf(b)
 	r, err := readRecord(dir)
 	if err == nil {
-		err = r.checkNotOlder(s, digest)
+		err = r.checkNotOlder(s, digestOf(file))
 	}
-	return s, digest, err
+	return s, file, err
 }
 
 // digestOf returns the SHA3-256 of a key set file in hexadecimal digits.

@@ -17,20 +17,21 @@ const annotation = "kem.latticekeep.dev"
 
 // keys is a key set with the keys of all its generations. It does not change.
 type keys struct {
-	set  *KeySet
-	byID map[string]*envelope.EtcdKey
+	set    *KeySet
+	digest string // of the file
+	byID   map[string]*envelope.EtcdKey
 }
 
 // load opens the key set in dir. It takes the keys of generations that served has.
 func load(ctx context.Context, c *Custody, dir string, served *keys) (*keys, error) {
-	s, digest, err := readKeySet(dir)
+	s, file, err := readKeySet(dir)
 	if err != nil {
 		return nil, err
 	}
 	if _, err := readIdentity(dir, s); err != nil {
 		return nil, err
 	}
-	k := &keys{set: s, byID: map[string]*envelope.EtcdKey{}}
+	k := &keys{set: s, digest: digestOf(file), byID: map[string]*envelope.EtcdKey{}}
 	for _, g := range s.Generations {
 		key := served.opened(s.ID, g)
 		if key == nil {
@@ -40,7 +41,7 @@ func load(ctx context.Context, c *Custody, dir string, served *keys) (*keys, err
 		}
 		k.byID[g.KeyID] = key
 	}
-	return k, newRecord(s, digest).write(dir)
+	return k, nil
 }
 
 // opened returns the key of a generation if its secrets are those of k.

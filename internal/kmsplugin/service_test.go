@@ -109,6 +109,12 @@ func TestAPromotedGenerationWrapsAndTheFormerOneOpens(t *testing.T) {
 	if s := read(t, dir); s.Signer.KMS != second {
 		t.Error("the signing key is not under the KMS key of the new generation")
 	}
+	if i, err := parseIdentity(dir); err != nil || i.KMS != second {
+		t.Errorf("the identity of the node is under %s (%v)", i.KMS, err)
+	}
+	must(t, os.Remove(strings.TrimPrefix(url, "file://"))) // the node acknowledges without the first KMS key
+	_, err = Acknowledge(t.Context(), new(Custody), dir, time.Now())
+	must(t, err)
 }
 
 func TestABadKeySetFileIsReportedAndThePreviousOneServesOn(t *testing.T) {

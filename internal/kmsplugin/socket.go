@@ -31,10 +31,11 @@ func claimSocket(path string) (*socket, error) {
 	case !filepath.IsAbs(path):
 		return nil, errors.New("--socket takes a whole path, such as /run/latticekeep/kms.sock, and no URL")
 	}
+	if err := checkFolder(filepath.Dir(path)); err != nil {
+		return nil, err
+	}
 	lock, err := os.OpenFile(path+".lock", os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("the folder of --socket does not exist: create it for this user alone: %w", err)
-	} else if err != nil {
+	if err != nil {
 		return nil, fmt.Errorf("locking the socket: %w", durable.ExplainRefusal(path+".lock", err))
 	}
 	s := &socket{path, lock}
@@ -43,6 +44,40 @@ func claimSocket(path string) (*socket, error) {
 		return nil, err
 	}
 	return s, nil
+}
+
+// checkFolder refuses a folder in which others could put a socket in the place of ours.
+func checkFolder(folder string) error {
+	info, err := os.Stat(folder)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("the folder of --socket does not exist: create it for this user alone: %w", err)
+	} else if err != nil {
+		return fmt.Errorf("looking at the folder of --socket: %w", err)
+	}
+	owner := info.Sys().(*syscall.Stat_t).Uid //nolint:forcetypeassert // on every Unix
+	if info.Mode().Perm()&0o022 != 0 || owner != 0 && int(owner) != os.Getuid() {
+		return fmt.Errorf("others than this user may write in %s, and could take the place of the socket: give --socket a folder of its own, with mode 0700", folder)
+	}
+	return nil
+}
+
+// claimDir locks a directory of the plugin until the file is closed.
+func claimDir(dir string) (*os.File, error) {
+	path := filepath.Join(dir, "serve.lock")
+	lock, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("there is no directory %s: make it with latticekeep kms-plugin init, or kms-plugin node: %w", dir, err)
+	} else if err != nil {
+		return nil, fmt.Errorf("locking the directory: %w", durable.ExplainRefusal(path, err))
+	}
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		_ = lock.Close()
+		if errors.Is(err, syscall.EWOULDBLOCK) {
+			return nil, fmt.Errorf("another plugin serves from %s: stop it, or give another --dir", dir)
+		}
+		return nil, fmt.Errorf("locking the directory: %w", err)
+	}
+	return lock, nil
 }
 
 func (s *socket) claim() error {

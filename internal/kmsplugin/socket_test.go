@@ -18,7 +18,11 @@ func TestSocketsAreRefused(t *testing.T) {
 	l, err := net.Listen("unix", served)
 	must(t, err)
 	t.Cleanup(func() { _ = l.Close() })
+	shared := filepath.Join(dir, "shared")
+	must(t, os.Mkdir(shared, 0o700))
+	must(t, os.Chmod(shared, 0o770)) //nolint:gosec // what is refused
 	for name, x := range map[string]struct{ path, words string }{
+		"a folder of a group":   {filepath.Join(shared, "s"), "others than this user may write"},
 		"nothing":               {"", "whole path"},
 		"an abstract socket":    {"@latticekeep", "abstract socket"},
 		"one with a NUL":        {"\x00latticekeep", "abstract socket"},
@@ -43,6 +47,17 @@ func TestSocketsAreRefused(t *testing.T) {
 	_, err = s.listen()
 	refused(t, "a long path", err, "give a shorter one")
 	must(t, s.release())
+}
+
+func TestOnePluginServesFromADirectory(t *testing.T) {
+	c := newCustody(t)
+	dir := initialized(t, c, newKMS(t))
+	p := start(t, dir)
+	another := Config{Dir: dir, Socket: p.socket + "2"}
+	refused(t, "a second plugin", Serve(t.Context(), another), "another plugin serves from")
+	must(t, p.stop())
+	another.Dir = t.TempDir()
+	refused(t, "an empty directory", Serve(t.Context(), another), "kms-plugin init")
 }
 
 func TestOnlyTheOwnerCanConnect(t *testing.T) {

@@ -107,7 +107,7 @@ func newServeCommand() *cobra.Command {
 		Use: "serve", Short: "Serve kube-apiserver on this node", Args: cobra.NoArgs,
 		Long: `Serve kube-apiserver at a socket, to which only the user of this process can connect. The KMS is needed at the start, and
 when the key set gets a new generation; after that the keys are in memory until the process ends. The key set file is
-read again when it changes. When it is refused, the previous one serves on, and the health check of kube-apiserver says so.`,
+read again when it changes. When it is refused, the previous one serves on, and the log says why.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := dumps.Forbid(); err != nil {
 				return err
@@ -179,8 +179,8 @@ func newRotateCommand() *cobra.Command {
 		Long: `Add a pending generation of keys to the key set, or replace the pending one that is there. Copy keyset.json to all nodes,
 run latticekeep kms-plugin acknowledge on each, and give the outputs to latticekeep kms-plugin promote.
 
-With --kms the new generation and the key that signs the key set are under another KMS key. The plugins need the
-previous KMS key as long as the key set has a generation under it.`,
+With --kms the new generation and the key that signs the key set are under another KMS key, and the next acknowledge on
+each node moves its node.json there. The plugins need the previous KMS key as long as the key set has a generation under it.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.checkAlgorithm(); err != nil {
 				return err
@@ -271,8 +271,8 @@ func newRetireCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "retire FILE...", Short: "Remove a previous generation of keys that no object in etcd needs", Args: cobra.MinimumNArgs(1),
 		Long: `Remove a previous generation of keys from the key set. Each FILE is the output of latticekeep kms-plugin acknowledge on one
-node, after it has loaded the newest key set; every node is needed, and the newest must be five minutes old, because an
-API server writes under the previous generation for up to three.
+node, after it has loaded the newest key set; every node is needed, and each must be five minutes old, because an
+API server writes under the previous generation for up to three, and at most an hour.
 
 It reads all objects in etcd, decodes the key id alone, and refuses while one object names the generation. Give --etcd
 once for each etcd cluster that the API servers use (--etcd-servers and --etcd-servers-overrides).
@@ -284,8 +284,15 @@ Backups of etcd may still need the generation. So the previous key set is kept b
 				return err
 			}
 			defer o.custody.Close()
-			s, kept, err := kmsplugin.Retire(cmd.Context(), &o.custody, o.dir, generation, given, time.Now(), func() (map[string]etcd.Use, error) {
-				return etcd.KeyIDs(cmd.Context(), access, urls)
+			s, kept, err := kmsplugin.Retire(cmd.Context(), &o.custody, o.dir, kmsplugin.Retirement{
+				Number: generation, Acknowledgements: given, Now: time.Now(),
+				KeyIDsInEtcd: func() (map[string]etcd.Use, error) {
+					found, err := etcd.KeyIDs(cmd.Context(), access, urls)
+					for id, use := range found {
+						fmt.Fprintf(cmd.ErrOrStderr(), "%d objects in etcd name %s\n", use.Objects, command.Printable(id))
+					}
+					return found, err
+				},
 			})
 			if err == nil {
 				fmt.Fprintf(cmd.OutOrStdout(), "%s is kept: backups of etcd that were taken until now need it, and its KMS keys\n", kept)
@@ -310,8 +317,9 @@ func newRemoveNodeCommand() *cobra.Command {
 	var o options
 	cmd := &cobra.Command{
 		Use: "remove-node NAME", Short: "Remove a node that is gone from the key set", Args: cobra.ExactArgs(1),
-		Long: `Remove a node that is gone from the key set, so that its acknowledgements are not needed. A plugin that still runs there
-loads no later key set. It has all keys until it ends: rotate when the node is not trusted any more.`,
+		Long: `Remove a node that is gone from the key set, so that its acknowledgements are not needed. Stop its API server and its
+plugin first: that plugin loads no later key set, and what its API server writes is lost when the generation is retired.
+Rotate when the node is not trusted any more, because it has had all keys.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			defer o.custody.Close()
 			s, err := kmsplugin.RemoveNode(cmd.Context(), &o.custody, o.dir, args[0])
@@ -362,7 +370,7 @@ func changed(cmd *cobra.Command, s *kmsplugin.KeySet, err error) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(cmd.OutOrStdout(), "key set %s has revision %d: copy keyset.json to all nodes\n", s.ID, s.Revision)
+	fmt.Fprintf(cmd.OutOrStdout(), "key set %s has revision %d: copy keyset.json to all nodes, and to the copy outside the cluster\n", s.ID, s.Revision)
 	return nil
 }
 

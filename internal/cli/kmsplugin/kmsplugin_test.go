@@ -88,7 +88,7 @@ func TestCommandLinesAreRefused(t *testing.T) {
 		"init --dir " + other + " --node x --algorithm RSA --kms " + url:   "--algorithm takes ML-KEM-768 or ML-KEM-1024",
 		"init --dir " + other + " --node X --kms " + url:                   "no name of a node",
 		"init --dir " + other + " --node x --kms hashivault://u:p@k":       "must not have credentials",
-		"init --dir " + dir + " --node cp-1 --kms " + url:                  "nothing is ever overwritten",
+		"init --dir " + dir + " --node cp-1 --kms " + url:                  "this node has a key set",
 		"serve --dir " + dir:                                               "--socket is needed",
 		"serve --dir " + dir + " --socket @latticekeep":                    "abstract socket",
 		"serve --dir " + other + " --socket " + filepath.Join(folder, "s"): "kms-plugin init",

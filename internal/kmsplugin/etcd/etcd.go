@@ -82,7 +82,7 @@ func page(ctx context.Context, kv etcdserverpb.KVClient, from []byte, found map[
 	for _, object := range answer.GetKvs() {
 		id, err := keyID(object.GetValue())
 		if err != nil {
-			return nil, fmt.Errorf("the key id of %q: %w", object.GetKey(), err)
+			return nil, fmt.Errorf("the key id of %q cannot be read, so the API server cannot read the object either (delete it from etcd): %w", object.GetKey(), err)
 		}
 		if id != "" {
 			use := found[id]
@@ -134,7 +134,7 @@ func keyID(value []byte) (string, error) {
 
 func (c Config) dial(text string) (*grpc.ClientConn, error) {
 	u, err := url.Parse(text)
-	if err != nil || u.Host == "" || u.User != nil || u.Path != "" && u.Path != "/" || u.Scheme != "https" && u.Scheme != "http" {
+	if err != nil || u.Hostname() == "" || u.Port() == "" || u.User != nil || u.Path != "" && u.Path != "/" || u.Scheme != "https" && u.Scheme != "http" {
 		return nil, fmt.Errorf("%q is no URL of etcd: give https://HOST:PORT", text)
 	}
 	transport := insecure.NewCredentials()
