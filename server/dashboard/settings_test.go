@@ -293,6 +293,7 @@ func TestGroupsAddPaths(t *testing.T) {
 	if _, err := member.UnsealCredential(ctx, credential); !errors.Is(err, client.ErrForbidden) {
 		t.Errorf("outside the group: %v", err)
 	}
+	b.sees("shop developers: 1 member") // the dialog shows who is left, and is another one
 	b.press("Close")
 	b.press("Rename shop developers")
 	b.fill("Name", "shop")
