@@ -157,7 +157,7 @@ func (a Acknowledgement) checkAge(now time.Time) error {
 
 // Retirement is a previous generation that is to leave the key set, and what shows that it may.
 type Retirement struct {
-	Number           uint64 // of the generation
+	Number           uint64
 	Acknowledgements []Acknowledgement
 	Now              time.Time
 	KeyIDsInEtcd     func() (map[string]etcd.Use, error)

@@ -31,14 +31,14 @@ type KeySet struct {
 	Revision    uint64       `json:"revision"` // rises by one with each change
 	Signer      Signer       `json:"signer"`
 	Nodes       []Node       `json:"nodes"`
-	Generations []Generation `json:"generations"` // by number
+	Generations []Generation `json:"generations"` // sorted by their numbers
 }
 
 // Signer is the ML-DSA-65 key that signs a key set.
 type Signer struct {
 	PublicKey []byte `json:"public_key"`
 	KMS       string `json:"kms"`          // URL of the KMS key
-	Wrapped   []byte `json:"wrapped_seed"` // by that key
+	Wrapped   []byte `json:"wrapped_seed"` // wrapped by that KMS key
 }
 
 // Node is a control-plane node that runs the plugin, and the ML-DSA-65 key of its acknowledgements.

@@ -17,7 +17,7 @@ type record struct {
 	Version  int    `json:"version"`
 	KeySet   string `json:"key_set"` // id
 	Revision uint64 `json:"revision"`
-	KeyID    string `json:"key_id"` // of the current generation
+	KeyID    string `json:"key_id"` // key id of the current generation
 	Digest   string `json:"digest"` // SHA3-256 of the file, in hexadecimal digits
 }
 

@@ -18,7 +18,7 @@ const annotation = "kem.latticekeep.dev"
 // keys is a key set with the keys of all its generations. It does not change.
 type keys struct {
 	set    *KeySet
-	digest string // of the file
+	digest string // as in the record
 	byID   map[string]*envelope.EtcdKey
 }
 
