@@ -115,7 +115,7 @@ func TestASmallServerAnswersLargeBodies(t *testing.T) {
 	if _, metrics := s.ask(s.client(), "GET", s.operations()+"/metrics", "", ""); !strings.Contains(metrics, "\nlatticekeep_http_requests_shed_total 0\n") {
 		t.Error("so few requests were shed")
 	}
-	for end := time.Now().Add(2 * time.Minute); s.memoryKept() > busy*2/3; time.Sleep(100 * time.Millisecond) {
+	for end := time.Now().Add(2 * time.Minute); s.memoryKept() > busy*2/3; time.Sleep(100 * time.Millisecond) { // The server decides every ten seconds.
 		if time.Now().After(end) {
 			t.Fatalf("of %d MiB it keeps %d", busy>>20, s.memoryKept()>>20)
 		}

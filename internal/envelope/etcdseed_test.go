@@ -196,3 +196,26 @@ func FuzzOpenEtcdSeed(f *testing.F) {
 		}
 	})
 }
+
+// A wrong commitment puts zeros in the place of the key. What anybody can encrypt under zeros must not open.
+func TestEtcdSeedUnderZerosDoesNotOpen(t *testing.T) {
+	k, err := NewEtcdKey(MLKEM768, make([]byte, KEMSeedSize), make([]byte, EtcdSecretSize))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ciphertext, encapsulated, err := k.Wrap("1-ab", []byte("a seed"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	zeros, err := newGCM(make([]byte, KeySize))
+	if err != nil {
+		t.Fatal(err)
+	}
+	forged := append([]byte{}, ciphertext[:etcdHeader]...)
+	forged[1+saltSize] ^= 1 // the commitment
+	nonce := forged[etcdHeader-nonceSize:]
+	forged = append(forged, zeros.Seal(nil, nonce, []byte("planted"), k.frame(labelEtcdData, "1-ab", encapsulated))...)
+	if seed, err := k.Open("1-ab", forged, encapsulated); err == nil {
+		t.Errorf("it opens as %q", seed)
+	}
+}

@@ -119,9 +119,10 @@ func (s *KeySet) sign(key *dualsig.PrivateKey) ([]byte, error) {
 var nodeName = regexp.MustCompile(`^[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?$`)
 
 func (s *KeySet) check(signer string) error {
+	if err := checkVersion(s.Version); err != nil {
+		return err
+	}
 	switch {
-	case s.Version != formatVersion:
-		return fmt.Errorf("it has version %d, and this program reads version %d", s.Version, formatVersion)
 	case s.ID != signer:
 		return errors.New("its id is not that of its signer")
 	case s.Revision == 0:
@@ -140,6 +141,13 @@ func (s *KeySet) check(signer string) error {
 		names[n.Name] = true
 	}
 	return s.checkGenerations()
+}
+
+func checkVersion(v int) error {
+	if v != formatVersion {
+		return fmt.Errorf("it has version %d, and this program reads version %d", v, formatVersion)
+	}
+	return nil
 }
 
 func checkName(node string) error {

@@ -64,7 +64,7 @@ type plugin struct {
 	custody Custody
 	logger  *slog.Logger
 	keys    atomic.Pointer[keys]
-	refused string // why the file as it is now is not served; "": it is
+	refused string // why the file as it is now is not served and recorded; "": it is
 }
 
 // Serve serves at the socket until ctx ends. It fails when the socket or the key set cannot be used.
@@ -169,16 +169,22 @@ func same(a, b fs.FileInfo) bool {
 func (p *plugin) reload(ctx context.Context) {
 	served := p.keys.Load()
 	next, err := load(ctx, &p.custody, p.dir, served)
-	if err == nil {
-		err = p.serveKeys(next)
-	}
 	if err != nil {
-		if text := err.Error(); text != p.refused { // once, and not with each look
-			p.refused = text
-			p.logger.Error("the key set file is refused; the previous revision serves on", "revision", served.set.Revision, "error", err)
-		}
+		p.report("the key set file is refused; the previous revision serves on", served, err)
+		return
+	}
+	if err := p.serveKeys(next); err != nil {
+		p.report("the key set is served and cannot be recorded; retrying", next, err)
 		return
 	}
 	p.refused = ""
 	p.logger.Info("key set loaded", "key_set", next.set.ID, "revision", next.set.Revision, "key_id", next.set.current().KeyID)
+}
+
+// report logs why a key set file is not served and recorded, once and not with each look.
+func (p *plugin) report(what string, serving *keys, err error) {
+	if text := err.Error(); text != p.refused {
+		p.refused = text
+		p.logger.Error(what, "revision", serving.set.Revision, "error", err)
+	}
 }

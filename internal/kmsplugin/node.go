@@ -44,8 +44,8 @@ type NodeFile struct {
 func ParseNode(b []byte) (NodeFile, error) {
 	var f NodeFile
 	err := decode(b, &f)
-	if err == nil && f.Version != formatVersion {
-		err = fmt.Errorf("it has version %d, and this program reads version %d", f.Version, formatVersion)
+	if err == nil {
+		err = checkVersion(f.Version)
 	}
 	if err == nil {
 		err = f.Node.check()
@@ -76,8 +76,8 @@ func (a Acknowledgement) signed() []byte {
 func ParseAcknowledgement(b []byte) (Acknowledgement, error) {
 	var a Acknowledgement
 	err := decode(b, &a)
-	if err == nil && a.Version != formatVersion {
-		err = fmt.Errorf("it has version %d, and this program reads version %d", a.Version, formatVersion)
+	if err == nil {
+		err = checkVersion(a.Version)
 	}
 	if err != nil {
 		return Acknowledgement{}, fmt.Errorf("decoding an acknowledgement: %w", err)
@@ -239,8 +239,8 @@ func parseIdentity(dir string) (i identity, err error) {
 	if err == nil {
 		err = decode(b, &i)
 	}
-	if err == nil && i.Version != formatVersion {
-		err = fmt.Errorf("it has version %d, and this program reads version %d", i.Version, formatVersion)
+	if err == nil {
+		err = checkVersion(i.Version)
 	}
 	return i, err
 }

@@ -31,8 +31,8 @@ func readRecord(dir string) (*record, error) {
 	if err == nil {
 		err = decode(b, r)
 	}
-	if err == nil && r.Version != formatVersion {
-		err = fmt.Errorf("it has version %d, and this program reads version %d", r.Version, formatVersion)
+	if err == nil {
+		err = checkVersion(r.Version)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("reading the record of the newest key set: %w", err)

@@ -165,7 +165,7 @@ func TestAFullDiskInTheMiddleOfLoad(t *testing.T) {
 			return o.ready() == http.StatusServiceUnavailable
 		})
 		must(t, errors.Join(f.Close(), os.Remove(d.path("data/ballast"))))
-		// What is left without the ballast depends on how fast the load was, so the volume is made larger, too.
+		// The load may have filled what the ballast leaves, so the volume is made larger, too.
 		must(t, syscall.Mount("tmpfs", d.path("data"), "tmpfs", syscall.MS_REMOUNT, fmt.Sprintf("size=%dm", 32*(round+2))))
 		took := o.goesOn()
 		o.say("full: changes end after %s; reads: %s; going on %s after there was space", changes.Round(time.Millisecond), r, took.Round(time.Millisecond))
