@@ -43,6 +43,7 @@ var ours = map[string]string{
 	"internal/cli/vault":   "internal/cli/command api/client api/openapi/v2 internal/dotenv internal/fault internal/generate internal/secret",
 	"internal/cli/command": "internal/cli/profile internal/secret internal/diagnosis api/openapi/v2 api/client internal/offline internal/audit internal/audit/verify internal/dualsig internal/fault",
 	"internal/dumps":       "",
+	"internal/nodelog":     "internal/dualsig internal/frame",
 
 	"internal/app": "controllers controllers/admission controllers/cluster server server/gate internal/config internal/offline internal/buildinfo internal/vault internal/vault/pathindex internal/transit internal/names internal/names/past internal/dryrun internal/identity " +
 		"internal/identity/tokenreview internal/connections internal/egress internal/webhooks internal/vault/lifetime internal/mail internal/sealingkey internal/custody internal/backup internal/backup/commits internal/backup/schedule internal/keyring internal/logs internal/audit internal/audit/guard internal/audit/keeper internal/audit/reader internal/audit/verify internal/audit/writer internal/authz " +
