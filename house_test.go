@@ -35,6 +35,7 @@ var exceptions = map[string]string{
 	"internal/audit/verify.Report":     "one field for each fact that a verification prints",
 	"internal/config.Config":           "one field for each section of the configuration",
 	"test/kmstest.Server":              "one server stands for three services, and each of its faults is a switch",
+	"server/v2.Services":               "one service for each resource of the interface",
 	"internal/app.service":             "the process holds every service once",
 	"internal/identity":                "accounts, sessions, API keys and members share the rows of a user and their MAC",
 	"internal/store/postgres":          "one connection holds the head, and all that talks to the server shares the invariants of a commit",

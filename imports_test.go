@@ -37,15 +37,16 @@ var ours = map[string]string{
 		"internal/secret",
 	"internal/cli/transfer": "internal/cli/command api/openapi/v2 internal/offline internal/durable internal/download internal/progress internal/buildinfo internal/backup internal/backup/commits internal/backup/restore internal/backup/rollback internal/backup/schedule internal/dualsig internal/objects internal/audit internal/audit/verify " +
 		"internal/keyring internal/store internal/store/bolt internal/store/commit internal/store/format internal/fault",
-	"internal/cli/login":   "internal/cli/command internal/cli/profile api/client api/openapi/v2 internal/secret",
-	"internal/cli/profile": "internal/durable",
-	"internal/cli/transit": "internal/cli/command api/client api/openapi/v2",
-	"internal/cli/vault":   "internal/cli/command api/client api/openapi/v2 internal/dotenv internal/fault internal/generate internal/secret",
-	"internal/cli/command": "internal/cli/profile internal/secret internal/diagnosis api/openapi/v2 api/client internal/offline internal/audit internal/audit/verify internal/dualsig internal/fault",
-	"internal/dumps":       "",
-	"internal/nodelog":     "internal/dualsig internal/frame",
+	"internal/cli/login":        "internal/cli/command internal/cli/profile api/client api/openapi/v2 internal/secret",
+	"internal/cli/profile":      "internal/durable",
+	"internal/cli/transit":      "internal/cli/command api/client api/openapi/v2",
+	"internal/cli/vault":        "internal/cli/command api/client api/openapi/v2 internal/dotenv internal/fault internal/generate internal/secret",
+	"internal/cli/command":      "internal/cli/profile internal/secret internal/diagnosis api/openapi/v2 api/client internal/offline internal/audit internal/audit/verify internal/dualsig internal/fault",
+	"internal/dumps":            "",
+	"internal/nodelog":          "internal/dualsig internal/frame",
+	"internal/nodelog/receiver": "internal/nodelog internal/audit internal/audit/guard internal/authz internal/dualsig internal/fault internal/store internal/vault/mac",
 
-	"internal/app": "controllers controllers/admission controllers/cluster server server/gate internal/config internal/offline internal/buildinfo internal/vault internal/vault/pathindex internal/transit internal/names internal/names/past internal/dryrun internal/identity " +
+	"internal/app": "controllers controllers/admission controllers/cluster server server/gate internal/config internal/offline internal/buildinfo internal/vault internal/vault/pathindex internal/transit internal/names internal/names/past internal/nodelog/receiver internal/vault/mac internal/dryrun internal/identity " +
 		"internal/identity/tokenreview internal/connections internal/egress internal/webhooks internal/vault/lifetime internal/mail internal/sealingkey internal/custody internal/backup internal/backup/commits internal/backup/schedule internal/keyring internal/logs internal/audit internal/audit/guard internal/audit/keeper internal/audit/reader internal/audit/verify internal/audit/writer internal/authz " +
 		"internal/compliance internal/compliance/assessor internal/compliance/report internal/diagnosis internal/health internal/inspection internal/objects internal/otlp internal/clock internal/quota internal/durable " +
 		"internal/sealing internal/kms internal/memory internal/metrics internal/state internal/state/watch internal/store internal/store/bolt internal/store/format internal/store/postgres internal/fault",
@@ -68,7 +69,7 @@ var ours = map[string]string{
 	"server": "api/openapi server/dashboard server/docs server/gate server/v1 server/v2 internal/vault internal/transit internal/identity internal/sealingkey internal/custody internal/keyring " +
 		"internal/compliance internal/compliance/assessor internal/backup internal/connections internal/quota internal/audit internal/authz internal/store internal/store/format internal/diagnosis internal/health internal/fault",
 	"server/v1": "api/openapi api/openapi/v1 server/gate internal/transit internal/audit internal/audit/reader internal/authz internal/fault internal/secret",
-	"server/v2": "api/openapi api/openapi/v2 api/v1beta1 server/gate server/v2/accessapi server/v2/credentials server/v2/webhookapi internal/webhooks internal/vault internal/transit internal/names internal/overview internal/diagnosis internal/dryrun internal/identity internal/identity/device internal/sealingkey internal/custody internal/sealing internal/keyring " +
+	"server/v2": "api/openapi api/openapi/v2 api/v1beta1 server/gate server/v2/accessapi server/v2/credentials server/v2/webhookapi internal/webhooks internal/vault internal/transit internal/names internal/nodelog internal/nodelog/receiver internal/overview internal/diagnosis internal/dryrun internal/identity internal/identity/device internal/sealingkey internal/custody internal/sealing internal/keyring " +
 		"internal/compliance internal/compliance/assessor internal/backup internal/audit internal/audit/guard internal/audit/reader internal/audit/writer internal/authz internal/buildinfo internal/fair internal/fault internal/secret",
 	"server/v2/accessapi":   "api/openapi/v2 server/gate internal/authz internal/dryrun internal/fault internal/identity",
 	"server/v2/webhookapi":  "api/openapi/v2 server/gate internal/webhooks",
@@ -202,7 +203,7 @@ var ours = map[string]string{
 	"test/chaos":    "",
 	"test/audittest": "internal/audit internal/audit/chain internal/audit/entries internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/authz internal/dualsig " +
 		"internal/fault internal/frame internal/objects internal/store internal/store/bolt internal/store/postgres test/pgtest test/storetest",
-	"test/servertest": "internal/state internal/names internal/names/past internal/dryrun api/openapi api/openapi/v2 internal/audit internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/authz internal/backup " +
+	"test/servertest": "internal/nodelog/receiver internal/vault/mac internal/state internal/names internal/names/past internal/dryrun api/openapi api/openapi/v2 internal/audit internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/authz internal/backup " +
 		"internal/compliance internal/compliance/assessor internal/compliance/report internal/custody internal/dualsig internal/fault " +
 		"internal/identity internal/keyring internal/kms internal/health internal/mail internal/objects internal/sealing " +
 		"internal/sealingkey internal/secret internal/store internal/store/bolt internal/store/postgres internal/transit internal/vault internal/webhooks server " +

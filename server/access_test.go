@@ -144,6 +144,7 @@ var access = map[string]string{
 	"v2 getReviewNote":     "audit:read!",
 	"v2 eraseReviewNote":   "account:admin!",
 	"v2 eraseNames":        "account:admin!",
+	"v2 recordNodeLog":     "audit:write",
 	"v2 tailAuditLog":      "audit:read!",
 	"v2 getCheckpoint":     "audit:read!",
 	"v2 proveInclusion":    "audit:read!",

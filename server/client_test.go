@@ -1,6 +1,7 @@
 package server_test
 
 import (
+	"encoding/json"
 	"errors"
 	"io"
 	"maps"
@@ -436,6 +437,11 @@ func (o *tour) membersThrough(t *testing.T) {
 		t.Errorf("%+v", note)
 	}
 	succeeds(t, owner.V2.EraseReviewNote(ctx, *review.NoteId))
+	var log v2.NodeLogRequest
+	succeeds(t, json.Unmarshal([]byte(servertest.Marshal(t, o.nodeLog())), &log))
+	if at := answered(owner.V2.RecordNodeLog(ctx, log))(t); at.Sequence != 1 || !at.Recorded {
+		t.Errorf("%+v", at)
+	}
 	if o := answered(owner.V2.GetOverview(ctx))(t); o.Credentials == nil || o.Health == nil || o.Setup.Email == nil {
 		t.Errorf("%+v", o)
 	}

@@ -52,7 +52,7 @@ var event = map[string]string{
 	"v2 getAuditPublicKey": "PROOF_READ", "v2 getTile": "PROOF_READ",
 	"v2 getComplianceScore": "COMPLIANCE_SCORED", "v2 getComplianceScores": "COMPLIANCE_SCORED", "v2 getComplianceHistory": "COMPLIANCE_HISTORY_READ",
 	"v2 getComplianceReport": "COMPLIANCE_REPORTED", "v2 getInventory": "INVENTORY_READ",
-	"v2 findNames": "AUDIT_READ", "v2 eraseNames": "NAMES_ERASED",
+	"v2 findNames": "AUDIT_READ", "v2 eraseNames": "NAMES_ERASED", "v2 recordNodeLog": "NODE_LOG_RECORDED",
 	"v2 getReviews": "AUDIT_READ", "v2 createReview": "DENIALS_ACKNOWLEDGED",
 	"v2 getReviewNote": "AUDIT_READ", "v2 eraseReviewNote": "REVIEW_NOTE_ERASED",
 }

@@ -2,6 +2,7 @@ package server_test
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/base64"
 	"fmt"
 	"net/http"
@@ -12,8 +13,10 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/compliance"
+	"github.com/latticekeep/latticekeep/internal/dualsig"
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/identity/records"
+	"github.com/latticekeep/latticekeep/internal/nodelog"
 	"github.com/latticekeep/latticekeep/internal/sealing"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/settings"
@@ -325,6 +328,7 @@ var examples = map[string]func(*world, operation) servertest.Request{
 		w.must(w.Identity.Access.DeleteGroup(context.Background(), administrator(w.tenant), group))
 		return w.send(o, group, nil)
 	},
+	"v2 recordNodeLog":         func(w *world, o operation) servertest.Request { return w.send(o, "", w.nodeLog()) },
 	"v2 getReviews":            example("", nil),
 	"v2 createReview":          example("", object{"subject": "denials", "from": 1, "to": 1, "note": "nothing to see"}),
 	"v2 getReviewNote":         func(w *world, o operation) servertest.Request { return w.send(o, w.note(), nil) },
@@ -671,6 +675,21 @@ func (w *world) boundPolicy() string {
 }
 
 // note returns the id of the note of a new review.
+// nodeLog is the first entry of the log of a new node.
+func (s *service) nodeLog() object {
+	seed := make([]byte, dualsig.SeedSize)
+	rand.Read(seed) // never fails: crypto/rand ends the program instead
+	key, err := dualsig.NewPrivateKey(seed)
+	if err != nil {
+		s.T.Fatal(err)
+	}
+	e := nodelog.Next(key.Public().ID(), nil, s.Clock.Now(), nodelog.Started)
+	if err := e.Sign(key); err != nil {
+		s.T.Fatal(err)
+	}
+	return object{"public_key": key.Public().Bytes(), "first": e, "last": e}
+}
+
 func (w *world) note() string {
 	return w.Call(servertest.Request{Method: "POST", Path: "/api/v2/audit/reviews", Bearer: w.owner.Access,
 		Body: servertest.Marshal(w.T, object{"subject": "inventory", "note": w.word})}).Want(w.T, http.StatusCreated)["note_id"].(string)

@@ -349,7 +349,7 @@ var uncategorized = []audit.EventType{
 	audit.UserSignedIn, audit.UserSignedOut, audit.AccountRead, audit.SessionRefreshed, audit.SessionListed, audit.MemberListed, audit.HistoryRuleListed,
 	audit.WebhookListed, audit.WebhookSent, audit.WebhookFailed, audit.SettingsRead, audit.PolicyListed, audit.GroupListed, audit.AccessChecked,
 	audit.AuditRead, audit.ProofRead, audit.AuditExported, audit.LogArchived, audit.AnchorStarted, audit.MetricsRead,
-	audit.ComplianceAssessed, audit.ComplianceScored, audit.ComplianceHistoryRead, audit.ComplianceReported, audit.InventoryRead, audit.RateLimited, audit.AccessRefused,
+	audit.ComplianceAssessed, audit.ComplianceScored, audit.ComplianceHistoryRead, audit.ComplianceReported, audit.InventoryRead, audit.NodeLogRecorded, audit.RateLimited, audit.AccessRefused,
 }
 
 func TestEveryEventTypeHasItsCategoryOrNone(t *testing.T) {

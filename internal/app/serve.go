@@ -34,11 +34,13 @@ import (
 	"github.com/latticekeep/latticekeep/internal/metrics"
 	"github.com/latticekeep/latticekeep/internal/names"
 	"github.com/latticekeep/latticekeep/internal/names/past"
+	"github.com/latticekeep/latticekeep/internal/nodelog/receiver"
 	"github.com/latticekeep/latticekeep/internal/objects"
 	"github.com/latticekeep/latticekeep/internal/offline"
 	"github.com/latticekeep/latticekeep/internal/quota"
 	"github.com/latticekeep/latticekeep/internal/store/format"
 	"github.com/latticekeep/latticekeep/internal/store/postgres"
+	"github.com/latticekeep/latticekeep/internal/vault/mac"
 	"github.com/latticekeep/latticekeep/internal/webhooks"
 	"github.com/latticekeep/latticekeep/server"
 	"github.com/latticekeep/latticekeep/server/gate"
@@ -333,6 +335,7 @@ func (s *service) run(ctx context.Context, l net.Listener, config server.Config,
 	s.webhooks = webhooks.New(s.store, s.guard, s.keys, s.now)
 	config.Webhooks = s.webhooks
 	s.names = &past.Sweeper{Names: past.New(s.keys, s.now), Store: s.store}
+	config.NodeLogs = receiver.New(s.store, s.guard, mac.New(s.keys))
 	config.Names = names.New(s.store, s.guard, s.identity, s.transit, s.names.Names)
 	config.DryRun = dryrun.New(s.store, s.guard, s.reader, s.identity.Access, s.names.Names, s.now)
 	config.Sealing, config.Custody, config.Recipients = s.sealing, s.custody, s.recipients

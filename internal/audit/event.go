@@ -111,6 +111,7 @@ const (
 	InventoryReviewed      EventType = "INVENTORY_REVIEWED"   // a member looked at the inventory
 	ReviewNoteErased       EventType = "REVIEW_NOTE_ERASED"   // the note of a review
 	NamesErased            EventType = "NAMES_ERASED"         // past names of something that has another name or is gone
+	NodeLogRecorded        EventType = "NODE_LOG_RECORDED"    // up to which entry the log of a node was then
 	RateLimited            EventType = "RATE_LIMITED"         // at most once per principal and minute
 	AccessRefused          EventType = "ACCESS_REFUSED"       // no principal; once per source and minute, at most 64 a minute, in the tenant system
 )
@@ -128,7 +129,7 @@ var changes = []EventType{
 	TenantCreated, TenantActivated, TenantLimited, NamespaceMapped, APIKeyCreated, APIKeyApproved,
 	CredentialSealed, CredentialRotated, CredentialReencrypted, CredentialDescribed, CredentialAdopted, KeyCreated, KeyRotated,
 	UserRegistered, EmailVerified, VerificationRequested, PasswordChanged, PasswordResetRequested, PasswordReset,
-	MemberInvited, MemberJoined, MemberChanged, SettingsChanged, PolicyCreated, PolicyChanged, PolicyBound, GroupCreated, GroupChanged, WebhookCreated, WebhookSent, DenialsAcknowledged, AccessReviewed, InventoryReviewed,
+	MemberInvited, MemberJoined, MemberChanged, SettingsChanged, PolicyCreated, PolicyChanged, PolicyBound, GroupCreated, GroupChanged, WebhookCreated, WebhookSent, DenialsAcknowledged, AccessReviewed, InventoryReviewed, NodeLogRecorded,
 }
 
 // IsChange reports whether a successful event of this type adds to what is stored, besides its
@@ -178,6 +179,7 @@ const (
 	KMSKeyResource         = "kms_key"
 	ChainResource          = "chain"
 	LogResource            = "audit_log"
+	NodeLogResource        = "node_log" // its id is that of the node's key
 	InterfaceResource      = "interface"
 	ComplianceResource     = "compliance"
 )

@@ -76,6 +76,7 @@ const (
 	KeysWrite      Scope = "keys:write"
 	AuditRead      Scope = "audit:read"
 	AuditNames     Scope = "audit:names" // reads what the ids in the log are called
+	AuditWrite     Scope = "audit:write" // adds what the logs of nodes hold
 	ComplianceRead Scope = "compliance:read"
 	AccountAdmin   Scope = "account:admin"
 	SystemAdmin    Scope = "system:admin" // administers the deployment
@@ -86,7 +87,7 @@ const (
 func TenantScopes() []Scope {
 	return []Scope{
 		VaultRead, VaultWrite, CryptoEncrypt, CryptoDecrypt, CryptoSign, CryptoVerify,
-		KeysRead, KeysWrite, AuditRead, AuditNames, ComplianceRead, AccountAdmin,
+		KeysRead, KeysWrite, AuditRead, AuditNames, AuditWrite, ComplianceRead, AccountAdmin,
 	}
 }
 
@@ -206,7 +207,8 @@ const (
 	ReadAudit          Action = "read_audit"
 	ReadNames          Action = "read_names"
 	EraseNames         Action = "erase_names" // past ones, of one thing
-	ReadProof          Action = "read_proof"  // checkpoint, proofs, tiles and the audit key
+	RecordNodeLog      Action = "record_node_log"
+	ReadProof          Action = "read_proof" // checkpoint, proofs, tiles and the audit key
 	ExportAudit        Action = "export_audit"
 	AcceptRollback     Action = "accept_rollback"
 	ReadScore          Action = "read_score"
@@ -305,6 +307,7 @@ var rules = map[Action]rule{
 	ReadAudit:          {scope: AuditRead, trialed: true},
 	ReadNames:          {scope: AuditNames, trialed: true},
 	EraseNames:         {scope: AccountAdmin, trialed: true},
+	RecordNodeLog:      {scope: AuditWrite},
 	ReadProof:          {scope: AuditRead, trialed: true},
 	ExportAudit:        {scope: SystemAdmin},
 	AcceptRollback:     {scope: SystemAdmin},

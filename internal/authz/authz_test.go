@@ -14,7 +14,7 @@ var table = map[Action]string{
 	ReplaceCredential: "vault:write", RotateCredential: "vault:write", RenameCredential: "vault:write", DescribeCredential: "vault:write", TrashCredential: "vault:write!", RenewCredential: "vault:write", DeleteCredential: "vault:write!",
 	EncryptData: "crypto:encrypt", DecryptData: "crypto:decrypt!", RewrapData: "crypto:encrypt", SignData: "crypto:sign",
 	VerifyData: "crypto:verify!", ReadPublicKeys: "crypto:verify!",
-	CreateKey: "keys:write", ListKeys: "keys:read!", RotateKey: "keys:write", ReadAudit: "audit:read!", ReadProof: "audit:read!", ReadNames: "audit:names!",
+	CreateKey: "keys:write", ListKeys: "keys:read!", RotateKey: "keys:write", ReadAudit: "audit:read!", ReadProof: "audit:read!", ReadNames: "audit:names!", RecordNodeLog: "audit:write",
 	ReadScore: "compliance:read!", ReadScoreHistory: "compliance:read!", ReadReport: "compliance:read!", ReadInventory: "compliance:read!",
 	ExportAudit: "system:admin", AcceptRollback: "system:admin", ListKMSKeys: "system:admin", RewrapKeys: "system:admin", DestroyKMSKey: "system:admin",
 	ReviewLog: "audit:read+user!", ReviewAccess: "account:admin+user!", ReviewInventory: "compliance:read+user!",
@@ -76,8 +76,8 @@ func TestActionsTakeExactlyWhatTheTableSays(t *testing.T) {
 
 func TestRoles(t *testing.T) {
 	for role, want := range map[Role]string{
-		Owner:   "vault:read vault:write crypto:encrypt crypto:decrypt crypto:sign crypto:verify keys:read keys:write audit:read audit:names compliance:read account:admin",
-		Admin:   "vault:read vault:write crypto:encrypt crypto:decrypt crypto:sign crypto:verify keys:read keys:write audit:read audit:names compliance:read account:admin",
+		Owner:   "vault:read vault:write crypto:encrypt crypto:decrypt crypto:sign crypto:verify keys:read keys:write audit:read audit:names audit:write compliance:read account:admin",
+		Admin:   "vault:read vault:write crypto:encrypt crypto:decrypt crypto:sign crypto:verify keys:read keys:write audit:read audit:names audit:write compliance:read account:admin",
 		Member:  "vault:read vault:write crypto:encrypt crypto:decrypt crypto:sign crypto:verify keys:read",
 		Limited: "vault:read vault:write",
 		Auditor: "crypto:verify keys:read audit:read audit:names compliance:read",

@@ -54,7 +54,7 @@ var scopeOf = map[audit.EventType]authz.Scope{
 	audit.DataDecrypted: authz.CryptoDecrypt, audit.DataSigned: authz.CryptoSign,
 	audit.KeyCreated: authz.KeysWrite, audit.KeyRotated: authz.KeysWrite,
 	audit.APIKeyCreated: authz.AccountAdmin, audit.APIKeyListed: authz.AccountAdmin, audit.APIKeyRevoked: authz.AccountAdmin,
-	audit.APIKeyApproved: authz.AccountAdmin, audit.ReviewNoteErased: authz.AccountAdmin, audit.NamesErased: authz.AccountAdmin,
+	audit.APIKeyApproved: authz.AccountAdmin, audit.ReviewNoteErased: authz.AccountAdmin, audit.NamesErased: authz.AccountAdmin, audit.NodeLogRecorded: authz.AuditWrite,
 	audit.MemberListed: authz.AccountAdmin, audit.MemberInvited: authz.AccountAdmin, audit.MemberChanged: authz.AccountAdmin,
 	audit.MemberRemoved: authz.AccountAdmin, audit.InvitationRevoked: authz.AccountAdmin,
 	audit.HistoryRuleListed: authz.AccountAdmin, audit.HistoryRuleChanged: authz.AccountAdmin,

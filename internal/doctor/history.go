@@ -44,7 +44,7 @@ var reads = map[audit.EventType]bool{
 	audit.PublicKeyRead: true, audit.AccountRead: true, audit.SessionListed: true, audit.MemberListed: true, audit.AuditRead: true,
 	audit.ProofRead: true, audit.MetricsRead: true, audit.AuditExported: true, audit.ComplianceAssessed: true, audit.ComplianceScored: true,
 	audit.ComplianceHistoryRead: true, audit.ComplianceReported: true, audit.InventoryRead: true, audit.DenialsAcknowledged: true,
-	audit.AccessReviewed: true, audit.InventoryReviewed: true, audit.ReviewNoteErased: true, audit.NamesErased: true, audit.RateLimited: true, audit.AccessRefused: true,
+	audit.AccessReviewed: true, audit.InventoryReviewed: true, audit.ReviewNoteErased: true, audit.NamesErased: true, audit.NodeLogRecorded: true, audit.RateLimited: true, audit.AccessRefused: true,
 }
 
 // changes reports whether an entry records a change.

@@ -14,6 +14,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit/reader"
 	"github.com/latticekeep/latticekeep/internal/audit/writer"
 	"github.com/latticekeep/latticekeep/internal/names"
+	"github.com/latticekeep/latticekeep/internal/nodelog"
+	"github.com/latticekeep/latticekeep/internal/nodelog/receiver"
 	"github.com/latticekeep/latticekeep/server/gate"
 )
 
@@ -22,6 +24,7 @@ type auditAPI struct {
 	audit     *writer.Log
 	reader    *reader.Reader
 	names     *names.Names
+	nodeLogs  *receiver.Service
 	guard     *guard.Guard
 	now       func() time.Time
 	exporting sync.Mutex // held while an export is written
@@ -90,6 +93,29 @@ func (a *auditAPI) EraseNames(c *gin.Context, id string) {
 		}
 		return api.ErasedNames{Success: true, Id: id}, nil
 	})
+}
+
+// RecordNodeLog records up to which entry the log of a node is.
+func (a *auditAPI) RecordNodeLog(c *gin.Context) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		var body api.NodeLogRequest
+		if err := call.Decode(&body); err != nil {
+			return nil, err
+		}
+		first, last := nodeLogEntry(body.First), nodeLogEntry(body.Last)
+		at, recorded, err := a.nodeLogs.Receive(ctx, call.Principal(), body.PublicKey, &first, &last)
+		if err != nil {
+			return nil, err
+		}
+		return api.NodeLogReceipt{Success: true, Node: first.Node, Chain: first.Chain, Sequence: int64(at.Sequence), Hash: at.Hash, Recorded: recorded}, nil
+	})
+}
+
+func nodeLogEntry(e api.NodeLogEntry) nodelog.Entry {
+	return nodelog.Entry{
+		Version: int(e.Version), Node: e.Node, Chain: e.Chain, Sequence: uint64(e.Sequence), Previous: e.Previous, At: e.At, Kind: nodelog.Kind(e.Kind),
+		KeyID: gate.Value(e.KeyId), Seed: gate.Value(e.Seed), Count: uint64(gate.Value(e.Count)), Signature: e.Signature,
+	}
 }
 
 // FindNames returns what ids of entries are called.

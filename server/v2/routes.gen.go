@@ -71,6 +71,9 @@ type ServerInterface interface {
 	// EraseNames Erase the past names of one thing
 	// (DELETE /api/v2/audit/names/{id})
 	EraseNames(c *gin.Context, id string)
+	// RecordNodeLog Record the log of a node
+	// (POST /api/v2/audit/node-logs)
+	RecordNodeLog(c *gin.Context)
 	// ProveConsistency Prove that the log only grew
 	// (GET /api/v2/audit/proof/consistency)
 	ProveConsistency(c *gin.Context, params ProveConsistencyParams)
@@ -824,6 +827,19 @@ func (siw *ServerInterfaceWrapper) EraseNames(c *gin.Context) {
 	}
 
 	siw.Handler.EraseNames(c, id)
+}
+
+// RecordNodeLog operation middleware
+func (siw *ServerInterfaceWrapper) RecordNodeLog(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.RecordNodeLog(c)
 }
 
 // ProveConsistency operation middleware
@@ -3452,6 +3468,7 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.GET(options.BaseURL+"/api/v2/audit/logs", wrapper.QueryAuditLog)
 	router.POST(options.BaseURL+"/api/v2/audit/names", wrapper.FindNames)
 	router.DELETE(options.BaseURL+"/api/v2/audit/names/:id", wrapper.EraseNames)
+	router.POST(options.BaseURL+"/api/v2/audit/node-logs", wrapper.RecordNodeLog)
 	router.GET(options.BaseURL+"/api/v2/audit/reviews", wrapper.GetReviews)
 	router.POST(options.BaseURL+"/api/v2/audit/reviews", wrapper.CreateReview)
 	router.DELETE(options.BaseURL+"/api/v2/audit/review-notes/:note_id", wrapper.EraseReviewNote)

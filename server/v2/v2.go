@@ -23,6 +23,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/names"
+	"github.com/latticekeep/latticekeep/internal/nodelog/receiver"
 	"github.com/latticekeep/latticekeep/internal/overview"
 	"github.com/latticekeep/latticekeep/internal/sealingkey"
 	"github.com/latticekeep/latticekeep/internal/transit"
@@ -43,6 +44,7 @@ type Services struct {
 	Audit      *writer.Log
 	Reader     *reader.Reader
 	Names      *names.Names
+	NodeLogs   *receiver.Service
 	DryRun     *dryrun.DryRun
 	Guard      *guard.Guard
 	Compliance *assessor.Service
@@ -91,7 +93,7 @@ func newEndpoints(c Config) *endpoints {
 		&cryptoAPI{c.Transit},
 		&accountAPI{identity: c.Identity, now: c.Now, secureCookies: c.SecureCookies},
 		accessapi.New(c.Identity, c.DryRun),
-		&auditAPI{audit: c.Audit, reader: c.Reader, names: c.Names, guard: c.Guard, tails: newTails(), now: c.Now},
+		&auditAPI{audit: c.Audit, reader: c.Reader, names: c.Names, nodeLogs: c.NodeLogs, guard: c.Guard, tails: newTails(), now: c.Now},
 		&backupAPI{Backups: c.Backups, audit: c.Audit, guard: c.Guard, keys: c.Keys, program: c.Program, now: c.Now},
 		&overviewAPI{overview.New(overview.Services{
 			Guard: c.Guard, Vault: c.Vault, Transit: c.Transit, Identity: c.Identity, Reader: c.Reader, Compliance: c.Compliance, Diagnosis: c.Diagnosis, Now: c.Now,
@@ -208,6 +210,7 @@ func Operations() map[string]gate.Operation {
 		"queryAuditLog":     {Action: authz.ReadAudit},
 		"findNames":         {Action: authz.ReadNames},
 		"eraseNames":        {Action: authz.EraseNames},
+		"recordNodeLog":     {Action: authz.RecordNodeLog},
 		"getReviews":        {Action: authz.ReadAudit, Patience: scoreTime},
 		"createReview":      {Action: authz.ReviewLog, Patience: scoreTime},
 		"getReviewNote":     {Action: authz.ReadAudit},

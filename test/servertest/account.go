@@ -12,7 +12,7 @@ import (
 
 // EveryScope lists all scopes of a tenant.
 const EveryScope = "vault:read vault:write crypto:encrypt crypto:decrypt crypto:sign crypto:verify " +
-	"keys:read keys:write audit:read audit:names compliance:read account:admin"
+	"keys:read keys:write audit:read audit:names audit:write compliance:read account:admin"
 
 // TenantOf returns the tenant of a user.
 func (s *Service) TenantOf(a Account) authz.TenantID {

@@ -35,6 +35,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/mail"
 	"github.com/latticekeep/latticekeep/internal/names"
 	"github.com/latticekeep/latticekeep/internal/names/past"
+	"github.com/latticekeep/latticekeep/internal/nodelog/receiver"
 	"github.com/latticekeep/latticekeep/internal/objects"
 	"github.com/latticekeep/latticekeep/internal/sealingkey"
 	"github.com/latticekeep/latticekeep/internal/state"
@@ -43,6 +44,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/store/postgres"
 	"github.com/latticekeep/latticekeep/internal/transit"
 	"github.com/latticekeep/latticekeep/internal/vault"
+	"github.com/latticekeep/latticekeep/internal/vault/mac"
 	"github.com/latticekeep/latticekeep/internal/webhooks"
 	"github.com/latticekeep/latticekeep/server"
 	"github.com/latticekeep/latticekeep/server/gate"
@@ -97,6 +99,7 @@ func assembleAt(t testing.TB, url string, open Open, change ...func(*server.Conf
 	s.Custody = custody.New(s.Store, s.Guard, s.Keys, custody.Options{Now: now, Destroy: func(context.Context, string) (kms.Destruction, error) {
 		return kms.Destruction{When: now().Add(7 * 24 * time.Hour), Undo: "ask for it"}, nil
 	}})
+	s.NodeLogs = receiver.New(s.Store, s.Guard, mac.New(s.Keys))
 	s.Names = names.New(s.Store, s.Guard, s.Identity, s.Transit, past.New(s.Keys, now))
 	s.DryRun = dryrun.New(s.Store, s.Guard, s.Reader, s.Identity.Access, past.New(s.Keys, now), now)
 	s.PublicURL = "http://127.0.0.1"

@@ -151,6 +151,7 @@ const (
 	EventTypeMETRICSREAD            EventType = "METRICS_READ"
 	EventTypeNAMESERASED            EventType = "NAMES_ERASED"
 	EventTypeNAMESPACEMAPPED        EventType = "NAMESPACE_MAPPED"
+	EventTypeNODELOGRECORDED        EventType = "NODE_LOG_RECORDED"
 	EventTypePASSWORDCHANGED        EventType = "PASSWORD_CHANGED"
 	EventTypePASSWORDRESET          EventType = "PASSWORD_RESET"
 	EventTypePASSWORDRESETREQUESTED EventType = "PASSWORD_RESET_REQUESTED"
@@ -318,6 +319,8 @@ func (e EventType) Valid() bool {
 	case EventTypeNAMESERASED:
 		return true
 	case EventTypeNAMESPACEMAPPED:
+		return true
+	case EventTypeNODELOGRECORDED:
 		return true
 	case EventTypePASSWORDCHANGED:
 		return true

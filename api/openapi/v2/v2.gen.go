@@ -616,6 +616,7 @@ const (
 	EventTypeMETRICSREAD            EventType = "METRICS_READ"
 	EventTypeNAMESERASED            EventType = "NAMES_ERASED"
 	EventTypeNAMESPACEMAPPED        EventType = "NAMESPACE_MAPPED"
+	EventTypeNODELOGRECORDED        EventType = "NODE_LOG_RECORDED"
 	EventTypePASSWORDCHANGED        EventType = "PASSWORD_CHANGED"
 	EventTypePASSWORDRESET          EventType = "PASSWORD_RESET"
 	EventTypePASSWORDRESETREQUESTED EventType = "PASSWORD_RESET_REQUESTED"
@@ -783,6 +784,8 @@ func (e EventType) Valid() bool {
 	case EventTypeNAMESERASED:
 		return true
 	case EventTypeNAMESPACEMAPPED:
+		return true
+	case EventTypeNODELOGRECORDED:
 		return true
 	case EventTypePASSWORDCHANGED:
 		return true
@@ -1056,6 +1059,60 @@ func (e NameType) Valid() bool {
 	case NameTypeServiceAccount:
 		return true
 	case NameTypeUser:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for NodeLogEntryKind.
+const (
+	NodeLogEntryKindDropped NodeLogEntryKind = "dropped"
+	NodeLogEntryKindOpened  NodeLogEntryKind = "opened"
+	NodeLogEntryKindStarted NodeLogEntryKind = "started"
+	NodeLogEntryKindWrapped NodeLogEntryKind = "wrapped"
+)
+
+// Valid indicates whether the value is a known member of the NodeLogEntryKind enum.
+func (e NodeLogEntryKind) Valid() bool {
+	switch e {
+	case NodeLogEntryKindDropped:
+		return true
+	case NodeLogEntryKindOpened:
+		return true
+	case NodeLogEntryKindStarted:
+		return true
+	case NodeLogEntryKindWrapped:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for NodeLogEntryVersion.
+const (
+	NodeLogEntryVersionN1 NodeLogEntryVersion = 1
+)
+
+// Valid indicates whether the value is a known member of the NodeLogEntryVersion enum.
+func (e NodeLogEntryVersion) Valid() bool {
+	switch e {
+	case NodeLogEntryVersionN1:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for NodeLogReceiptSuccess.
+const (
+	NodeLogReceiptSuccessTrue NodeLogReceiptSuccess = true
+)
+
+// Valid indicates whether the value is a known member of the NodeLogReceiptSuccess enum.
+func (e NodeLogReceiptSuccess) Valid() bool {
+	switch e {
+	case NodeLogReceiptSuccessTrue:
 		return true
 	default:
 		return false
@@ -1445,6 +1502,7 @@ const (
 	ScopeAccountAdmin   Scope = "account:admin"
 	ScopeAuditNames     Scope = "audit:names"
 	ScopeAuditRead      Scope = "audit:read"
+	ScopeAuditWrite     Scope = "audit:write"
 	ScopeComplianceRead Scope = "compliance:read"
 	ScopeCryptoDecrypt  Scope = "crypto:decrypt"
 	ScopeCryptoEncrypt  Scope = "crypto:encrypt"
@@ -1466,6 +1524,8 @@ func (e Scope) Valid() bool {
 	case ScopeAuditNames:
 		return true
 	case ScopeAuditRead:
+		return true
+	case ScopeAuditWrite:
 		return true
 	case ScopeComplianceRead:
 		return true
@@ -3351,6 +3411,81 @@ type NamesRequest struct {
 // matches the name, and not together with `ttl_days`.
 type NeverExpires = bool
 
+// NodeLogEntry An entry of a node's log. The page "Formats" of the documentation states its hash and its signature.
+type NodeLogEntry struct {
+	At time.Time `json:"at"`
+
+	// Chain Id of the log.
+	Chain string `json:"chain"`
+
+	// Count How many seeds have no entry.
+	//
+	// Example: 3
+	Count *int64 `json:"count,omitempty"`
+
+	// KeyId Of the generation of keys.
+	//
+	// Example: 1-9d5c2f8e0b7d1a4c96e3f5a8b0d2c4e6f81a3b5c7d9e0f2a4b6c8d0e1f3a5b7c
+	KeyId *string          `json:"key_id,omitempty"`
+	Kind  NodeLogEntryKind `json:"kind"`
+
+	// Node Id of the node's key.
+	Node string `json:"node"`
+
+	// Previous Hash of the entry before.
+	Previous string `json:"previous"`
+
+	// Seed SHA3-256 of the wrapped seed.
+	//
+	// Example: 9d5c2f8e0b7d1a4c96e3f5a8b0d2c4e6f81a3b5c7d9e0f2a4b6c8d0e1f3a5b7c
+	Seed     *string `json:"seed,omitempty"`
+	Sequence int64   `json:"sequence"`
+
+	// Signature ML-DSA-65.
+	Signature []byte              `json:"signature"`
+	Version   NodeLogEntryVersion `json:"version"`
+}
+
+// NodeLogEntryKind defines model for NodeLogEntry.Kind.
+type NodeLogEntryKind string
+
+// NodeLogEntryVersion defines model for NodeLogEntry.Version.
+type NodeLogEntryVersion int
+
+// NodeLogReceipt defines model for NodeLogReceipt.
+type NodeLogReceipt struct {
+	// Chain Id of the log.
+	Chain string `json:"chain"`
+
+	// Hash Of the newest entry that is recorded.
+	Hash string `json:"hash"`
+
+	// Node Id of the node's key.
+	Node string `json:"node"`
+
+	// Recorded Whether this request recorded it.
+	Recorded bool `json:"recorded"`
+
+	// Sequence Of the newest entry that is recorded.
+	Sequence int64                 `json:"sequence"`
+	Success  NodeLogReceiptSuccess `json:"success"`
+}
+
+// NodeLogReceiptSuccess defines model for NodeLogReceipt.Success.
+type NodeLogReceiptSuccess bool
+
+// NodeLogRequest defines model for NodeLogRequest.
+type NodeLogRequest struct {
+	// First An entry of a node's log. The page "Formats" of the documentation states its hash and its signature.
+	First NodeLogEntry `json:"first"`
+
+	// Last An entry of a node's log. The page "Formats" of the documentation states its hash and its signature.
+	Last NodeLogEntry `json:"last"`
+
+	// PublicKey The node's, ML-DSA-65.
+	PublicKey []byte `json:"public_key"`
+}
+
 // ObjectCondition defines model for ObjectCondition.
 type ObjectCondition struct {
 	LastTransitionTime time.Time             `json:"last_transition_time"`
@@ -4812,6 +4947,9 @@ type CreateAPIKeyJSONRequestBody = CreateAPIKeyRequest
 
 // FindNamesJSONRequestBody defines body for FindNames for application/json ContentType.
 type FindNamesJSONRequestBody = NamesRequest
+
+// RecordNodeLogJSONRequestBody defines body for RecordNodeLog for application/json ContentType.
+type RecordNodeLogJSONRequestBody = NodeLogRequest
 
 // CreateReviewJSONRequestBody defines body for CreateReview for application/json ContentType.
 type CreateReviewJSONRequestBody = ReviewRequest

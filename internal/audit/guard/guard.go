@@ -306,6 +306,7 @@ var attempts = map[authz.Action]attempt{
 	authz.ReviewInventory:    {audit.InventoryReviewed, audit.ComplianceResource},
 	authz.EraseReviewNote:    {audit.ReviewNoteErased, audit.LogResource},
 	authz.EraseNames:         {audit.NamesErased, audit.LogResource},
+	authz.RecordNodeLog:      {audit.NodeLogRecorded, audit.NodeLogResource},
 	authz.ListHistoryRules:   {audit.HistoryRuleListed, audit.TenantResource},
 	authz.ChangeHistoryRule:  {audit.HistoryRuleChanged, audit.TenantResource},
 	authz.ListWebhooks:       {audit.WebhookListed, audit.WebhookResource},

@@ -73,6 +73,7 @@ var Effects = map[audit.EventType]Effect{
 	audit.DenialsAcknowledged: Lost,
 	audit.AccessReviewed:      Lost,
 	audit.InventoryReviewed:   Lost,
+	audit.NodeLogRecorded:     Lost, // the node has the entries, as long as it keeps them
 	audit.StateRowsAccepted:   Lost, // doctor finds the rows again
 	audit.StateRowsRemoved:    Lost,
 	audit.RollbackAccepted:    Lost,

@@ -67,6 +67,8 @@ from ._types_v2 import (
     MemberList,
     NameList,
     NeverExpires,
+    NodeLogEntry,
+    NodeLogReceipt,
     ObjectStatus,
     Overview,
     PathVerb,
@@ -2327,6 +2329,35 @@ class OperationsV2:
             cursor = page.get("next_cursor")
             if not cursor:
                 return
+
+    def record_node_log(
+        self,
+        *,
+        first: NodeLogEntry,
+        last: NodeLogEntry,
+        public_key: str,
+    ) -> NodeLogReceipt:
+        """Record the log of a node.
+
+        The KMS v2 plugin of a control-plane node has a log of its own: which seeds it has
+        wrapped and opened. This records, as one `NODE_LOG_RECORDED`, that it has the entries
+        from `first` to `last`: their sequences, their number and both hashes. What the node's
+        key has signed up to there can no longer be changed without a trace. The entries stay on
+        the node.
+
+        Scope: `audit:write`. It may be repeated after an answer that was lost.
+        """
+        call = Call(
+            "POST",
+            "/api/v2/audit/node-logs",
+            body={
+                "first": first,
+                "last": last,
+                "public_key": public_key,
+            },
+            repeatable=True,
+        )
+        return cast(NodeLogReceipt, self._transport.json(call))
 
     def get_compliance_history(self, *, framework: Framework) -> ComplianceHistory:
         """How a score went.

@@ -108,6 +108,7 @@ EventType = Literal[
     "INVENTORY_REVIEWED",
     "REVIEW_NOTE_ERASED",
     "NAMES_ERASED",
+    "NODE_LOG_RECORDED",
     "RATE_LIMITED",
     "ACCESS_REFUSED",
 ]

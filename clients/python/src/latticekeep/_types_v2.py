@@ -128,6 +128,7 @@ EventType = Literal[
     "INVENTORY_REVIEWED",
     "REVIEW_NOTE_ERASED",
     "NAMES_ERASED",
+    "NODE_LOG_RECORDED",
     "RATE_LIMITED",
     "ACCESS_REFUSED",
 ]
@@ -201,6 +202,7 @@ Scope = Literal[
     "keys:write",
     "audit:read",
     "audit:names",
+    "audit:write",
     "compliance:read",
     "account:admin",
     "system:admin",
@@ -1286,6 +1288,54 @@ class NameList(TypedDict):
 class NamesRequest(TypedDict):
     ids: List[str]
     """The ids, as entries have them."""
+
+
+class _NodeLogEntryRequired(TypedDict):
+    at: str
+    chain: str
+    """Id of the log."""
+    kind: Literal["started", "wrapped", "opened", "dropped"]
+    node: str
+    """Id of the node's key."""
+    previous: str
+    """Hash of the entry before."""
+    sequence: int
+    signature: str
+    """ML-DSA-65."""
+    version: Literal[1]
+
+
+class NodeLogEntry(_NodeLogEntryRequired, total=False):
+    """An entry of a node's log. The page "Formats" of the documentation states its hash and its
+    signature.
+    """
+    count: int
+    """How many seeds have no entry."""
+    key_id: str
+    """Of the generation of keys."""
+    seed: str
+    """SHA3-256 of the wrapped seed."""
+
+
+class NodeLogReceipt(TypedDict):
+    chain: str
+    """Id of the log."""
+    hash: str
+    """Of the newest entry that is recorded."""
+    node: str
+    """Id of the node's key."""
+    recorded: bool
+    """Whether this request recorded it."""
+    sequence: int
+    """Of the newest entry that is recorded."""
+    success: Literal[True]
+
+
+class NodeLogRequest(TypedDict):
+    first: NodeLogEntry
+    last: NodeLogEntry
+    public_key: str
+    """The node's, ML-DSA-65."""
 
 
 class ObjectCondition(TypedDict):

@@ -110,6 +110,7 @@ export const v2 = {
   queryAuditLog: {method: 'GET', path: '/api/v2/audit/logs', answer: 'json', repeatable: true, cursor: 'query'},
   findNames: {method: 'POST', path: '/api/v2/audit/names', answer: 'json'},
   eraseNames: {method: 'DELETE', path: '/api/v2/audit/names/{id}', answer: 'json'},
+  recordNodeLog: {method: 'POST', path: '/api/v2/audit/node-logs', answer: 'json', repeatable: true},
   getReviews: {method: 'GET', path: '/api/v2/audit/reviews', answer: 'json', repeatable: true},
   createReview: {method: 'POST', path: '/api/v2/audit/reviews', answer: 'json'},
   getReviewNote: {method: 'GET', path: '/api/v2/audit/review-notes/{note_id}', answer: 'json', repeatable: true},

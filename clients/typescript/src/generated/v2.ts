@@ -2162,6 +2162,35 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v2/audit/node-logs": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Record the log of a node
+         * @description The KMS v2 plugin of a control-plane node has a log of its own: which seeds it has wrapped and opened. This records, as
+         *     one `NODE_LOG_RECORDED`, that it has the entries from `first` to `last`: their sequences, their number and both hashes.
+         *     What the node's key has signed up to there can no longer be changed without a trace. The entries stay on the node.
+         *
+         *     Both entries must be signed by `public_key`. The entry of the record names that key by its id, `node`: who it
+         *     is, the plugin's key set says. A node sends what follows `sequence` of the last answer. What begins at or before it is
+         *     not recorded again, and `recorded` is false. 409 for another entry than the recorded one of that sequence.
+         *     What is missing between the two is recorded as `missing`.
+         *
+         *     Scope: `audit:write`. It may be repeated after an answer that was lost.
+         */
+        post: operations["recordNodeLog"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v2/audit/reviews": {
         parameters: {
             query?: never;
@@ -3519,7 +3548,7 @@ export interface components {
          *     deployment's own tenant.
          * @enum {string}
          */
-        Scope: "vault:read" | "vault:write" | "crypto:encrypt" | "crypto:decrypt" | "crypto:sign" | "crypto:verify" | "keys:read" | "keys:write" | "audit:read" | "audit:names" | "compliance:read" | "account:admin" | "system:admin" | "metrics:read";
+        Scope: "vault:read" | "vault:write" | "crypto:encrypt" | "crypto:decrypt" | "crypto:sign" | "crypto:verify" | "keys:read" | "keys:write" | "audit:read" | "audit:names" | "audit:write" | "compliance:read" | "account:admin" | "system:admin" | "metrics:read";
         User: {
             user_id: string;
             /** Format: email */
@@ -4082,7 +4111,7 @@ export interface components {
          * @description An attempt that was denied carries the type of what was attempted; `outcome` tells them apart.
          * @enum {string}
          */
-        EventType: "CHAIN_STARTED" | "SEALING_KEY_CREATED" | "SEALING_KEY_LISTED" | "SEALING_KEY_RETIRED" | "SEALING_KEY_RESTORED" | "MANIFEST_RESEALED" | "MANIFEST_CHECKED" | "BACKUP_TAKEN" | "KMS_KEY_LISTED" | "KMS_REWRAPPED" | "KMS_KEY_DESTROYED" | "TENANT_CREATED" | "TENANT_LISTED" | "TENANT_ACTIVATED" | "TENANT_LIMITED" | "NAMESPACE_MAPPED" | "API_KEY_CREATED" | "API_KEY_APPROVED" | "API_KEY_SUSPENDED" | "API_KEY_LISTED" | "API_KEY_REVOKED" | "CREDENTIAL_SEALED" | "CREDENTIAL_LISTED" | "CREDENTIAL_UNSEALED" | "CREDENTIAL_ROTATED" | "CREDENTIAL_REENCRYPTED" | "CREDENTIAL_DESCRIBED" | "CREDENTIAL_VERSION_ENDED" | "CREDENTIAL_DELETED" | "CREDENTIAL_RELEASED" | "CREDENTIAL_ADOPTED" | "KEY_CREATED" | "KEY_LISTED" | "KEY_ROTATED" | "DATA_ENCRYPTED" | "DATA_DECRYPTED" | "DATA_REWRAPPED" | "DATA_SIGNED" | "DATA_VERIFIED" | "PUBLIC_KEY_READ" | "USER_REGISTERED" | "USER_SIGNED_IN" | "USER_SIGNED_OUT" | "ACCOUNT_READ" | "SESSION_REFRESHED" | "SESSION_LISTED" | "SESSION_ENDED" | "EMAIL_VERIFIED" | "VERIFICATION_REQUESTED" | "PASSWORD_CHANGED" | "PASSWORD_RESET_REQUESTED" | "PASSWORD_RESET" | "MEMBER_LISTED" | "MEMBER_INVITED" | "MEMBER_JOINED" | "MEMBER_CHANGED" | "MEMBER_REMOVED" | "INVITATION_REVOKED" | "HISTORY_RULE_LISTED" | "HISTORY_RULE_CHANGED" | "WEBHOOK_LISTED" | "WEBHOOK_CREATED" | "WEBHOOK_DELETED" | "WEBHOOK_SENT" | "WEBHOOK_FAILED" | "SETTINGS_READ" | "SETTINGS_CHANGED" | "POLICY_LISTED" | "POLICY_CREATED" | "POLICY_CHANGED" | "POLICY_DELETED" | "POLICY_BOUND" | "POLICY_UNBOUND" | "GROUP_LISTED" | "GROUP_CREATED" | "GROUP_CHANGED" | "GROUP_DELETED" | "ACCESS_CHECKED" | "AUDIT_READ" | "PROOF_READ" | "AUDIT_EXPORTED" | "LOG_ARCHIVED" | "ANCHOR_STARTED" | "ANCHOR_REFUSED" | "ROLLBACK_ACCEPTED" | "STATE_COMMITTED" | "STATE_ROWS_ACCEPTED" | "STATE_ROWS_REMOVED" | "METRICS_READ" | "COMPLIANCE_ASSESSED" | "COMPLIANCE_SCORED" | "COMPLIANCE_HISTORY_READ" | "COMPLIANCE_REPORTED" | "INVENTORY_READ" | "DENIALS_ACKNOWLEDGED" | "ACCESS_REVIEWED" | "INVENTORY_REVIEWED" | "REVIEW_NOTE_ERASED" | "NAMES_ERASED" | "RATE_LIMITED" | "ACCESS_REFUSED";
+        EventType: "CHAIN_STARTED" | "SEALING_KEY_CREATED" | "SEALING_KEY_LISTED" | "SEALING_KEY_RETIRED" | "SEALING_KEY_RESTORED" | "MANIFEST_RESEALED" | "MANIFEST_CHECKED" | "BACKUP_TAKEN" | "KMS_KEY_LISTED" | "KMS_REWRAPPED" | "KMS_KEY_DESTROYED" | "TENANT_CREATED" | "TENANT_LISTED" | "TENANT_ACTIVATED" | "TENANT_LIMITED" | "NAMESPACE_MAPPED" | "API_KEY_CREATED" | "API_KEY_APPROVED" | "API_KEY_SUSPENDED" | "API_KEY_LISTED" | "API_KEY_REVOKED" | "CREDENTIAL_SEALED" | "CREDENTIAL_LISTED" | "CREDENTIAL_UNSEALED" | "CREDENTIAL_ROTATED" | "CREDENTIAL_REENCRYPTED" | "CREDENTIAL_DESCRIBED" | "CREDENTIAL_VERSION_ENDED" | "CREDENTIAL_DELETED" | "CREDENTIAL_RELEASED" | "CREDENTIAL_ADOPTED" | "KEY_CREATED" | "KEY_LISTED" | "KEY_ROTATED" | "DATA_ENCRYPTED" | "DATA_DECRYPTED" | "DATA_REWRAPPED" | "DATA_SIGNED" | "DATA_VERIFIED" | "PUBLIC_KEY_READ" | "USER_REGISTERED" | "USER_SIGNED_IN" | "USER_SIGNED_OUT" | "ACCOUNT_READ" | "SESSION_REFRESHED" | "SESSION_LISTED" | "SESSION_ENDED" | "EMAIL_VERIFIED" | "VERIFICATION_REQUESTED" | "PASSWORD_CHANGED" | "PASSWORD_RESET_REQUESTED" | "PASSWORD_RESET" | "MEMBER_LISTED" | "MEMBER_INVITED" | "MEMBER_JOINED" | "MEMBER_CHANGED" | "MEMBER_REMOVED" | "INVITATION_REVOKED" | "HISTORY_RULE_LISTED" | "HISTORY_RULE_CHANGED" | "WEBHOOK_LISTED" | "WEBHOOK_CREATED" | "WEBHOOK_DELETED" | "WEBHOOK_SENT" | "WEBHOOK_FAILED" | "SETTINGS_READ" | "SETTINGS_CHANGED" | "POLICY_LISTED" | "POLICY_CREATED" | "POLICY_CHANGED" | "POLICY_DELETED" | "POLICY_BOUND" | "POLICY_UNBOUND" | "GROUP_LISTED" | "GROUP_CREATED" | "GROUP_CHANGED" | "GROUP_DELETED" | "ACCESS_CHECKED" | "AUDIT_READ" | "PROOF_READ" | "AUDIT_EXPORTED" | "LOG_ARCHIVED" | "ANCHOR_STARTED" | "ANCHOR_REFUSED" | "ROLLBACK_ACCEPTED" | "STATE_COMMITTED" | "STATE_ROWS_ACCEPTED" | "STATE_ROWS_REMOVED" | "METRICS_READ" | "COMPLIANCE_ASSESSED" | "COMPLIANCE_SCORED" | "COMPLIANCE_HISTORY_READ" | "COMPLIANCE_REPORTED" | "INVENTORY_READ" | "DENIALS_ACKNOWLEDGED" | "ACCESS_REVIEWED" | "INVENTORY_REVIEWED" | "REVIEW_NOTE_ERASED" | "NAMES_ERASED" | "NODE_LOG_RECORDED" | "RATE_LIMITED" | "ACCESS_REFUSED";
         /**
          * @description One link of the chain. `hash` is the SHA3-256 of the RFC 8785 canonical JSON of the entry without `hash` and
          *     `signature`; `signature` is ML-DSA-65 (FIPS 204) over the 32 bytes of `hash`, context `latticekeep/audit/v1`.
@@ -4680,6 +4709,70 @@ export interface components {
             digest: string;
             /** @description Of the note. Absent when the request had none. */
             note_id?: string;
+        };
+        /** @description An entry of a node's log. The page "Formats" of the documentation states its hash and its signature. */
+        NodeLogEntry: {
+            /** @enum {integer} */
+            version: 1;
+            /** @description Id of the node's key. */
+            node: string;
+            /** @description Id of the log. */
+            chain: string;
+            /** Format: int64 */
+            sequence: number;
+            /** @description Hash of the entry before. */
+            previous: string;
+            /** Format: date-time */
+            at: string;
+            /** @enum {string} */
+            kind: "started" | "wrapped" | "opened" | "dropped";
+            /**
+             * @description Of the generation of keys.
+             * @example 1-9d5c2f8e0b7d1a4c96e3f5a8b0d2c4e6f81a3b5c7d9e0f2a4b6c8d0e1f3a5b7c
+             */
+            key_id?: string;
+            /**
+             * @description SHA3-256 of the wrapped seed.
+             * @example 9d5c2f8e0b7d1a4c96e3f5a8b0d2c4e6f81a3b5c7d9e0f2a4b6c8d0e1f3a5b7c
+             */
+            seed?: string;
+            /**
+             * Format: int64
+             * @description How many seeds have no entry.
+             * @example 3
+             */
+            count?: number;
+            /**
+             * Format: byte
+             * @description ML-DSA-65.
+             */
+            signature: string;
+        };
+        NodeLogRequest: {
+            /**
+             * Format: byte
+             * @description The node's, ML-DSA-65.
+             */
+            public_key: string;
+            first: components["schemas"]["NodeLogEntry"];
+            last: components["schemas"]["NodeLogEntry"];
+        };
+        NodeLogReceipt: {
+            /** @enum {boolean} */
+            success: true;
+            /** @description Id of the node's key. */
+            node: string;
+            /** @description Id of the log. */
+            chain: string;
+            /**
+             * Format: int64
+             * @description Of the newest entry that is recorded.
+             */
+            sequence: number;
+            /** @description Of the newest entry that is recorded. */
+            hash: string;
+            /** @description Whether this request recorded it. */
+            recorded: boolean;
         };
         ReviewsWaiting: {
             /** @enum {boolean} */
@@ -12190,6 +12283,94 @@ export interface operations {
             404: components["responses"]["NotFound"];
             413: components["responses"]["PayloadTooLarge"];
             415: components["responses"]["UnsupportedMediaType"];
+            429: components["responses"]["TooManyRequests"];
+            500: components["responses"]["InternalServerError"];
+            503: components["responses"]["ServiceUnavailable"];
+        };
+    };
+    recordNodeLog: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "public_key": "cHVibGljIGtleQ==",
+                 *       "first": {
+                 *         "version": 1,
+                 *         "node": "5c2f8e0b7d1a4c96e3f5a8b0d2c4e6f81a3b5c7d9e0f2a4b6c8d0e1f3a5b7c9d",
+                 *         "chain": "8c1f0e6b2d9a47538e60b1c4d7f2a935",
+                 *         "sequence": 1,
+                 *         "previous": "0000000000000000000000000000000000000000000000000000000000000000",
+                 *         "at": "2026-11-29T08:00:00.125Z",
+                 *         "kind": "started",
+                 *         "signature": "AQIDBAUGBwgJCgsM"
+                 *       },
+                 *       "last": {
+                 *         "version": 1,
+                 *         "node": "5c2f8e0b7d1a4c96e3f5a8b0d2c4e6f81a3b5c7d9e0f2a4b6c8d0e1f3a5b7c9d",
+                 *         "chain": "8c1f0e6b2d9a47538e60b1c4d7f2a935",
+                 *         "sequence": 2,
+                 *         "previous": "1a4c96e3f5a8b0d2c4e6f81a3b5c7d9e0f2a4b6c8d0e1f3a5b7c9d5c2f8e0b7d",
+                 *         "at": "2026-11-29T08:00:09.871Z",
+                 *         "kind": "wrapped",
+                 *         "key_id": "1-5c2f8e0b7d1a4c96e3f5a8b0d2c4e6f81a3b5c7d9e0f2a4b6c8d0e1f3a5b7c9d",
+                 *         "seed": "9d5c2f8e0b7d1a4c96e3f5a8b0d2c4e6f81a3b5c7d9e0f2a4b6c8d0e1f3a5b7c",
+                 *         "signature": "AQIDBAUGBwgJCgsM"
+                 *       }
+                 *     }
+                 */
+                "application/json": components["schemas"]["NodeLogRequest"];
+            };
+        };
+        responses: {
+            /** @description Recorded now or before. */
+            200: {
+                headers: {
+                    /** @description The id that the service gave this request. */
+                    "X-Request-ID": components["schemas"]["RequestID"];
+                    /**
+                     * @description How many requests a minute the bucket takes that this request was counted in.
+                     * @example 5000
+                     */
+                    "X-RateLimit-Limit": number;
+                    /**
+                     * @description How many of them are left in this minute.
+                     * @example 4999
+                     */
+                    "X-RateLimit-Remaining": number;
+                    /**
+                     * @description When the bucket is full again, in seconds since 1970 (Unix time).
+                     * @example 1795255260
+                     */
+                    "X-RateLimit-Reset": number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    /**
+                     * @example {
+                     *       "success": true,
+                     *       "node": "5c2f8e0b7d1a4c96e3f5a8b0d2c4e6f81a3b5c7d9e0f2a4b6c8d0e1f3a5b7c9d",
+                     *       "chain": "8c1f0e6b2d9a47538e60b1c4d7f2a935",
+                     *       "sequence": 2,
+                     *       "hash": "c96e3f5a8b0d2c4e6f81a3b5c7d9e0f2a4b6c8d0e1f3a5b7c9d5c2f8e0b7d1a4",
+                     *       "recorded": true
+                     *     }
+                     */
+                    "application/json": components["schemas"]["NodeLogReceipt"];
+                };
+            };
+            400: components["responses"]["BadRequest"];
+            401: components["responses"]["Unauthorized"];
+            403: components["responses"]["Forbidden"];
+            409: components["responses"]["Conflict"];
+            413: components["responses"]["PayloadTooLarge"];
+            415: components["responses"]["UnsupportedMediaType"];
+            422: components["responses"]["UnprocessableEntity"];
             429: components["responses"]["TooManyRequests"];
             500: components["responses"]["InternalServerError"];
             503: components["responses"]["ServiceUnavailable"];
