@@ -30,7 +30,7 @@ var ours = map[string]string{
 	"internal/cli/admin":     "internal/cli/command internal/authz api/client api/openapi/v2",
 	"internal/cli/auditlog":  "internal/cli/command internal/config internal/diagnosis api/client api/openapi api/openapi/v2 internal/doctor internal/export internal/offline internal/progress internal/audit internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/keyring internal/objects internal/state internal/store internal/fault",
 	"internal/cli/importer":  "internal/cli/command api/client api/openapi/v2 internal/dotenv internal/progress",
-	"internal/cli/kmsplugin": "internal/cli/command internal/kmsplugin internal/kmsplugin/etcd internal/dumps internal/envelope internal/logs",
+	"internal/cli/kmsplugin": "internal/cli/command internal/kmsplugin internal/kmsplugin/etcd internal/nodelog internal/dumps internal/envelope internal/logs",
 	"internal/dotenv":        "internal/secret",
 	"internal/cli/score":     "internal/cli/command api/client api/openapi/v2 internal/export internal/durable internal/compliance internal/audit internal/audit/verify internal/keyring internal/dualsig",
 	"internal/cli/seal": "internal/cli/command api/client api/openapi/v2 api/v1alpha1 api/v1beta1 internal/config internal/durable internal/sealing internal/sealedsecrets internal/envelope " +
@@ -43,7 +43,8 @@ var ours = map[string]string{
 	"internal/cli/vault":        "internal/cli/command api/client api/openapi/v2 internal/dotenv internal/fault internal/generate internal/secret",
 	"internal/cli/command":      "internal/cli/profile internal/secret internal/diagnosis api/openapi/v2 api/client internal/offline internal/audit internal/audit/verify internal/dualsig internal/fault",
 	"internal/dumps":            "",
-	"internal/nodelog":          "internal/dualsig internal/frame",
+	"internal/canonical":        "",
+	"internal/nodelog":          "internal/canonical internal/dualsig internal/durable internal/frame",
 	"internal/nodelog/receiver": "internal/nodelog internal/audit internal/audit/guard internal/authz internal/dualsig internal/fault internal/store internal/vault/mac",
 
 	"internal/app": "controllers controllers/admission controllers/cluster server server/gate internal/config internal/offline internal/buildinfo internal/vault internal/vault/pathindex internal/transit internal/names internal/names/past internal/nodelog/receiver internal/vault/mac internal/dryrun internal/identity " +
@@ -171,7 +172,7 @@ var ours = map[string]string{
 	"internal/dualsig":                 "internal/frame",
 	"internal/kms":                     "internal/google internal/durable internal/frame internal/fault",
 	"internal/kmsplugin/etcd":          "internal/durable",
-	"internal/kmsplugin":               "internal/kmsplugin/etcd internal/kms internal/envelope internal/dualsig internal/durable internal/frame internal/fault internal/secret",
+	"internal/kmsplugin":               "internal/canonical internal/kmsplugin/etcd internal/nodelog internal/kms internal/envelope internal/dualsig internal/durable internal/frame internal/fault internal/secret",
 	"internal/google":                  "internal/fault",
 	"internal/state/watch":             "internal/state internal/audit internal/audit/reader internal/audit/writer internal/authz internal/store internal/store/format internal/fault",
 	"internal/state":                   "internal/audit internal/audit/entries internal/store internal/frame internal/fault",

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	kmsapi "k8s.io/kms/apis/v2"
 
+	"github.com/latticekeep/latticekeep/internal/canonical"
 	"github.com/latticekeep/latticekeep/internal/envelope"
 	"github.com/latticekeep/latticekeep/internal/frame"
 	"github.com/latticekeep/latticekeep/internal/kms"
@@ -63,12 +64,12 @@ func forge(t testing.TB, c *Custody, s *KeySet) []byte {
 	t.Helper()
 	key, err := c.openSigningKey(t.Context(), s.Signer.KMS, signerContext, s.Signer.PublicKey, s.Signer.Wrapped)
 	must(t, err)
-	b, err := encode(s)
+	b, err := canonical.Encode(s)
 	must(t, err)
 	b = b[:len(b)-1]
 	signature, err := key.Sign(labelKeySet, frame.Join(labelKeySet, b))
 	must(t, err)
-	b, err = encode(signedKeySet{b, signature})
+	b, err = canonical.Encode(signedKeySet{b, signature})
 	must(t, err)
 	return b
 }

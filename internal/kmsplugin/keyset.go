@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"regexp"
 
+	"github.com/latticekeep/latticekeep/internal/canonical"
 	"github.com/latticekeep/latticekeep/internal/dualsig"
 	"github.com/latticekeep/latticekeep/internal/envelope"
 	"github.com/latticekeep/latticekeep/internal/frame"
@@ -79,10 +80,10 @@ type signedKeySet struct {
 func ParseKeySet(b []byte) (*KeySet, error) {
 	var file signedKeySet
 	s := new(KeySet)
-	if err := decode(b, &file); err != nil {
+	if err := canonical.Decode(b, &file); err != nil {
 		return nil, fmt.Errorf("decoding key set: %w", err)
 	}
-	if err := decode(append(bytes.Clone(file.KeySet), '\n'), s); err != nil {
+	if err := canonical.Decode(append(bytes.Clone(file.KeySet), '\n'), s); err != nil {
 		return nil, fmt.Errorf("decoding key set: %w", err)
 	}
 	signer, err := dualsig.ParsePublicKey(s.Signer.PublicKey)
@@ -103,7 +104,7 @@ func (s *KeySet) sign(key *dualsig.PrivateKey) ([]byte, error) {
 	if err := s.check(key.Public().ID()); err != nil {
 		return nil, fmt.Errorf("signing key set: %w", err)
 	}
-	b, err := encode(s)
+	b, err := canonical.Encode(s)
 	if err != nil {
 		return nil, fmt.Errorf("signing key set: %w", err)
 	}
@@ -112,7 +113,7 @@ func (s *KeySet) sign(key *dualsig.PrivateKey) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("signing key set: %w", err)
 	}
-	return encode(signedKeySet{b, signature})
+	return canonical.Encode(signedKeySet{b, signature})
 }
 
 // nodeName is a DNS subdomain (RFC 1123), as names of Kubernetes nodes are.
@@ -223,33 +224,6 @@ func (s *KeySet) node(name string) *Node {
 		if s.Nodes[i].Name == name {
 			return &s.Nodes[i]
 		}
-	}
-	return nil
-}
-
-// encode returns the one encoding of v: compact JSON and a line feed.
-func encode(v any) ([]byte, error) {
-	var b bytes.Buffer
-	e := json.NewEncoder(&b)
-	e.SetEscapeHTML(false)
-	if err := e.Encode(v); err != nil {
-		return nil, err
-	}
-	return b.Bytes(), nil
-}
-
-// decode is the inverse of encode. Comparing with the one encoding refuses unknown and repeated
-// fields, lenient base64 and everything after the value.
-func decode(b []byte, v any) error {
-	if err := json.Unmarshal(b, v); err != nil {
-		return err
-	}
-	again, err := encode(v)
-	if err != nil {
-		return err
-	}
-	if !bytes.Equal(again, b) {
-		return errors.New("it is not the file as this program wrote it")
 	}
 	return nil
 }

@@ -15,6 +15,7 @@ import (
 
 	"filippo.io/mldsa"
 
+	"github.com/latticekeep/latticekeep/internal/canonical"
 	"github.com/latticekeep/latticekeep/internal/dualsig"
 )
 
@@ -51,7 +52,7 @@ func writeGolden(t *testing.T) {
 	must(t, err)
 	must(t, os.WriteFile(filepath.Join(goldenFolder, "keyset.json"), set, 0o644))
 	for name, v := range map[string]any{"node.json": n, "acknowledgement.json": a} {
-		b, err := encode(v)
+		b, err := canonical.Encode(v)
 		must(t, err)
 		must(t, os.WriteFile(filepath.Join(goldenFolder, name), b, 0o644))
 	}
@@ -157,13 +158,13 @@ func TestAChangedKeySetIsRefused(t *testing.T) {
 	}{
 		"an empty file":      {nil, "decoding key set"},
 		"no JSON":            {[]byte("apiVersion: v1\n"), "decoding key set"},
-		"null":               {[]byte("null\n"), "not the file"},
-		"a shorter file":     {good[:len(good)-1], "not the file"},
-		"a longer file":      {append(bytes.Clone(good), '\n'), "not the file"},
-		"white space":        {replaced(`:`, `: `), "not the file"},
-		"an unknown field":   {replaced(`{"key_set"`, `{"x":1,"key_set"`), "not the file"},
-		"one inside":         {replaced(`{"version"`, `{"x":1,"version"`), "not the file"},
-		"a repeated field":   {replaced(`"revision":3`, `"revision":2,"revision":3`), "not the file"},
+		"null":               {[]byte("null\n"), "not as this program writes it"},
+		"a shorter file":     {good[:len(good)-1], "not as this program writes it"},
+		"a longer file":      {append(bytes.Clone(good), '\n'), "not as this program writes it"},
+		"white space":        {replaced(`:`, `: `), "not as this program writes it"},
+		"an unknown field":   {replaced(`{"key_set"`, `{"x":1,"key_set"`), "not as this program writes it"},
+		"one inside":         {replaced(`{"version"`, `{"x":1,"version"`), "not as this program writes it"},
+		"a repeated field":   {replaced(`"revision":3`, `"revision":2,"revision":3`), "not as this program writes it"},
 		"another revision":   {replaced(`"revision":3`, `"revision":4`), "signature"},
 		"another state":      {replaced(`"state":"pending"`, `"state":"current"`), "signature"},
 		"another name":       {replaced(`"name":"cp-2"`, `"name":"cp-3"`), "signature"},

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/latticekeep/latticekeep/internal/canonical"
 	"github.com/latticekeep/latticekeep/internal/dualsig"
 	"github.com/latticekeep/latticekeep/internal/durable"
 	"github.com/latticekeep/latticekeep/internal/frame"
@@ -43,7 +44,7 @@ type NodeFile struct {
 // ParseNode decodes what [NewNode] returned, in the encoding of [Encode].
 func ParseNode(b []byte) (NodeFile, error) {
 	var f NodeFile
-	err := decode(b, &f)
+	err := canonical.Decode(b, &f)
 	if err == nil {
 		err = checkVersion(f.Version)
 	}
@@ -75,7 +76,7 @@ func (a Acknowledgement) signed() []byte {
 // ParseAcknowledgement decodes what [Acknowledge] returned, in the encoding of [Encode].
 func ParseAcknowledgement(b []byte) (Acknowledgement, error) {
 	var a Acknowledgement
-	err := decode(b, &a)
+	err := canonical.Decode(b, &a)
 	if err == nil {
 		err = checkVersion(a.Version)
 	}
@@ -86,7 +87,7 @@ func ParseAcknowledgement(b []byte) (Acknowledgement, error) {
 }
 
 // Encode returns the file of a [NodeFile] or an [Acknowledgement].
-func Encode[T NodeFile | Acknowledgement](v T) ([]byte, error) { return encode(v) }
+func Encode[T NodeFile | Acknowledgement](v T) ([]byte, error) { return canonical.Encode(v) }
 
 // NewNode makes the identity of a node in dir, which it creates, under the KMS key of that URL. If the
 // node has one of that name already, NewNode returns its public part.
@@ -120,7 +121,7 @@ func newIdentity(ctx context.Context, c *Custody, dir, name, url string) (i iden
 }
 
 func (i identity) write(dir string) error {
-	b, err := encode(i)
+	b, err := canonical.Encode(i)
 	if err != nil {
 		return err
 	}
@@ -237,7 +238,7 @@ func readIdentity(dir string, set *KeySet) (identity, error) {
 func parseIdentity(dir string) (i identity, err error) {
 	b, err := readFile(filepath.Join(dir, nodeFile))
 	if err == nil {
-		err = decode(b, &i)
+		err = canonical.Decode(b, &i)
 	}
 	if err == nil {
 		err = checkVersion(i.Version)

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/latticekeep/latticekeep/internal/canonical"
 	"github.com/latticekeep/latticekeep/internal/durable"
 )
 
@@ -29,7 +30,7 @@ func readRecord(dir string) (*record, error) {
 	}
 	r := new(record)
 	if err == nil {
-		err = decode(b, r)
+		err = canonical.Decode(b, r)
 	}
 	if err == nil {
 		err = checkVersion(r.Version)
@@ -64,7 +65,7 @@ func (r *record) checkNotOlder(s *KeySet, digest string) error {
 }
 
 func (r *record) write(dir string) error {
-	b, err := encode(r)
+	b, err := canonical.Encode(r)
 	if err != nil {
 		return err
 	}
