@@ -1,10 +1,15 @@
-// Package nodelog has the entries of a node's log: what the KMS v2 plugin of a control-plane node has
-// wrapped and opened. A log is a chain of hashes, and each entry is signed by the node's ML-DSA-65 key,
-// so a log is verified with that key alone.
+// Package nodelog is a node's log: what the KMS v2 plugin of a control-plane node has wrapped and opened.
+// A log is a chain of hashes, and each entry is signed by the node's ML-DSA-65 key, so a log is verified
+// with that key alone. The entries are lines of files in the directory of the plugin. One process appends
+// ([Log]); others read meanwhile, verify ([VerifyFolder]) and ship to a deployment ([ShipAll]).
 //
-// What must stay true: an entry that was written can be neither changed nor removed from the middle
-// without the node's key; with the key, nothing can be changed before an entry whose hash is in a
-// deployment's log.
+// What must stay true:
+//   - an entry that was written can be neither changed nor removed from the middle without the node's
+//     key; with the key, nothing can be changed before an entry whose hash is in a deployment's log;
+//   - an entry is on disk when [Log.Append] returns without an error, and what has no entry is counted in
+//     a later one, unless the process ends before;
+//   - a sequence is never written with two hashes, whatever fails, so what was shipped stays true;
+//   - the files have a bound, and only what was shipped is removed.
 package nodelog
 
 import (
@@ -114,6 +119,7 @@ func (e *Entry) Follows(last *Entry) bool {
 
 func (e *Entry) check() error {
 	seed := e.Kind == Wrapped || e.Kind == Opened
+	_, offset := e.At.Zone()
 	switch {
 	case e.Version != formatVersion:
 		return fmt.Errorf("version %d is not known: use a newer release", e.Version)
@@ -123,8 +129,8 @@ func (e *Entry) check() error {
 		return errors.New("it has no sequence")
 	case (e.Sequence == 1) != (e.Previous == Genesis):
 		return errors.New("the first entry alone has no previous one")
-	case e.At.IsZero(), !e.At.Equal(e.At.Truncate(time.Millisecond)):
-		return errors.New("its time is not in whole milliseconds")
+	case e.At.IsZero(), offset != 0, !e.At.Equal(e.At.Truncate(time.Millisecond)):
+		return errors.New("its time is not UTC in whole milliseconds")
 	case !seed && e.Kind != Started && e.Kind != Dropped:
 		return fmt.Errorf("kind %.20q is not known: use a newer release", string(e.Kind))
 	case seed != (e.KeyID != ""), seed != (e.Seed != ""), seed && !isHex(e.Seed, 32), len(e.KeyID) > 100:
