@@ -66,6 +66,9 @@ type Generation struct {
 	PublicKey []byte       `json:"public_key"`
 	KMS       string       `json:"kms"`             // URL of the KMS key
 	Wrapped   []byte       `json:"wrapped_secrets"` // ML-KEM seed ‖ secret, by that key
+
+	// FirstKMS is the id of the KMS key in the key id, if the generation was restored from a backup.
+	FirstKMS string `json:"first_kms,omitempty"`
 }
 
 // signedKeySet is the form of the file. The signature covers the bytes of the key set as they are in
@@ -195,7 +198,10 @@ func (s *KeySet) checkGenerations() error {
 
 // keyID returns number ‖ "-" ‖ hash of the public key and the KMS key. Numbers are never used twice.
 func (g Generation) keyID() (string, error) {
-	custodian, ok := kms.KeyOf(g.Wrapped)
+	custodian, ok := g.FirstKMS, g.FirstKMS != ""
+	if !ok {
+		custodian, ok = kms.KeyOf(g.Wrapped)
+	}
 	if !ok {
 		return "", kms.ErrForm
 	}

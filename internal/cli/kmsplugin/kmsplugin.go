@@ -40,7 +40,8 @@ and the newest key set that the plugin has loaded (newest.json). The keys in the
 the key set on one node, and copy keyset.json to the others: their plugins load it within seconds.`,
 	}
 	cmd.AddCommand(newInitCommand(), newServeCommand(), newNodeCommand(), newAddNodeCommand(), newRotateCommand(),
-		newAcknowledgeCommand(), newPromoteCommand(), newRetireCommand(), newRemoveNodeCommand(), newShowCommand())
+		newAcknowledgeCommand(), newPromoteCommand(), newRetireCommand(), newRemoveNodeCommand(), newBackupCommand(),
+		newRestoreCommand(), newShowCommand())
 	return cmd
 }
 

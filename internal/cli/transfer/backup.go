@@ -34,7 +34,7 @@ const signatureSuffix = ".sig"
 func NewBackupCommand() *cobra.Command {
 	var r command.Server
 	var s offline.Deployment
-	var to recipientFlags
+	var to command.RecipientFlags
 	var c checkOptions
 	var output string
 	cmd := &cobra.Command{
@@ -60,7 +60,7 @@ get their names the file is read again from disk and held against it;
 latticekeep restore makes a deployment of a backup again.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			recipient, err := to.recipient()
+			recipient, err := to.Recipient()
 			if err != nil {
 				return err
 			}
@@ -84,7 +84,7 @@ latticekeep restore makes a deployment of a backup again.`,
 	r.RegisterKey(cmd, flags, "base URL of a running server")
 	command.RegisterStore(cmd, &s, "of a stopped server")
 	command.RegisterKMS(cmd, &s, "KMS key of --data-dir (default "+offline.KMSKeyFileName+" in it) or --store")
-	to.register(cmd)
+	to.Register(cmd)
 	c.register(cmd)
 	flags.StringVar(&output, "output", "", "file to write; neither it nor the one with .sig behind it may exist")
 	_ = cmd.MarkFlagRequired("output") // cannot fail: the flag exists
@@ -183,7 +183,7 @@ func (c *checkOptions) register(cmd *cobra.Command) {
 // prepare reads the identities first, so that nothing is written if they are missing.
 func (c *checkOptions) prepare() (err error) {
 	if c.verifyWith != "" {
-		c.identities, err = readIdentities(c.verifyWith)
+		c.identities, err = command.ReadIdentities(c.verifyWith)
 	}
 	return err
 }

@@ -37,7 +37,7 @@ type keptBackup struct {
 // openSource opens the bucket and lists the backups of the deployment.
 func openSource(ctx context.Context, o restoreOptions) (s *source, err error) {
 	s = &source{restoreOptions: o}
-	if s.identities, err = readIdentities(o.identityFile); err != nil {
+	if s.identities, err = command.ReadIdentities(o.identityFile); err != nil {
 		return nil, err
 	}
 	if s.bucket, err = objects.OpenExisting(ctx, o.bucket); err != nil {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/backup"
 	"github.com/latticekeep/latticekeep/internal/backup/restore"
+	"github.com/latticekeep/latticekeep/internal/cli/command"
 	"github.com/latticekeep/latticekeep/internal/durable"
 	"github.com/latticekeep/latticekeep/internal/keyring"
 	"github.com/latticekeep/latticekeep/internal/objects"
@@ -82,7 +83,7 @@ func restoreTo(ctx context.Context, o restoreOptions, stdin io.Reader) (restored
 	if err := target.Check(); err != nil {
 		return restored{}, err
 	}
-	identities, err := readIdentities(o.identityFile)
+	identities, err := command.ReadIdentities(o.identityFile)
 	if err != nil {
 		return restored{}, err
 	}

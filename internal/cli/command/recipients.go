@@ -1,17 +1,19 @@
-package transfer
+package command
 
 import (
 	"fmt"
 	"os"
 
-	"github.com/latticekeep/latticekeep/internal/backup"
 	"github.com/spf13/cobra"
+
+	"github.com/latticekeep/latticekeep/internal/backup"
 )
 
-// recipientFlags name the recipient of a backup.
-type recipientFlags struct{ text, file string }
+// RecipientFlags name the recipient of a backup.
+type RecipientFlags struct{ text, file string }
 
-func (f *recipientFlags) register(cmd *cobra.Command) {
+// Register adds the flags to a command.
+func (f *RecipientFlags) Register(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.StringVar(&f.text, "recipient", "", "whom to encrypt to: age1pq1…")
 	flags.StringVar(&f.file, "recipient-file", "", "file that holds the recipient")
@@ -19,7 +21,8 @@ func (f *recipientFlags) register(cmd *cobra.Command) {
 	cmd.MarkFlagsOneRequired("recipient", "recipient-file")
 }
 
-func (f *recipientFlags) recipient() (backup.Recipient, error) {
+// Recipient returns the recipient that the flags name.
+func (f *RecipientFlags) Recipient() (backup.Recipient, error) {
 	if f.file == "" {
 		return backup.ParseRecipient(f.text)
 	}
@@ -31,8 +34,8 @@ func (f *recipientFlags) recipient() (backup.Recipient, error) {
 	return backup.ReadRecipient(file)
 }
 
-// readIdentities reads a file of identities in the format of latticekeep backup keygen.
-func readIdentities(path string) ([]backup.Identity, error) {
+// ReadIdentities reads a file of identities in the format of latticekeep backup keygen.
+func ReadIdentities(path string) ([]backup.Identity, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("reading the identity: %w", err)
