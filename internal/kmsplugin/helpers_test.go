@@ -114,12 +114,16 @@ type running struct {
 
 func start(t testing.TB, dir string) *running {
 	t.Helper()
+	return startWith(t, Config{Dir: dir})
+}
+
+func startWith(t testing.TB, c Config) *running {
+	t.Helper()
 	r := &running{socket: filepath.Join(t.TempDir(), "s"), log: make(logged, 100)}
+	c.Socket, c.Logger, c.Poll = r.socket, slog.New(slog.NewTextHandler(r.log, nil)), time.Millisecond
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() {
-		ended <- Serve(ctx, Config{Dir: dir, Socket: r.socket, Logger: slog.New(slog.NewTextHandler(r.log, nil)), Poll: time.Millisecond})
-	}()
+	go func() { ended <- Serve(ctx, c) }()
 	r.stop = func() error {
 		cancel()
 		err := <-ended

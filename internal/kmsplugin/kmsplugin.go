@@ -19,7 +19,11 @@
 //   - a key id is never used twice, because it has a number that only rises, and a hash of the keys;
 //   - nothing but the owner of the socket can connect to it;
 //   - one plugin at most serves from a directory, so the record is that of the plugin that serves;
-//   - a generation leaves the key set when no object in etcd names it ([Retire]).
+//   - a generation leaves the key set when no object in etcd names it ([Retire]);
+//   - a seed that is wrapped or opened is in the node's log, on disk, before the API server has the answer;
+//     when the log takes no entry, the plugin serves on and the next entry counts what has none, unless
+//     [Config] says to refuse;
+//   - the plugin serves without its log, and Status never waits for it.
 //
 // The package does not distribute files.
 package kmsplugin
@@ -36,6 +40,8 @@ import (
 
 	"google.golang.org/grpc"
 	kmsapi "k8s.io/kms/apis/v2"
+
+	"github.com/latticekeep/latticekeep/internal/nodelog"
 )
 
 const (
@@ -57,12 +63,17 @@ type Config struct {
 
 	TokenFile string        // holds the token for Vault and OpenBao
 	Poll      time.Duration // how often to look for another key set; default 2 s
+
+	RequireLog bool // refuse seeds while the node's log takes no entries
+	LogEntries int  // entries of the node's log on disk; default 10,000
 }
 
 type plugin struct {
 	dir     string
 	custody Custody
 	logger  *slog.Logger
+	log     *nodelog.Log
+	refuses bool // seeds that the log does not take
 	keys    atomic.Pointer[keys]
 	refused string // why the file as it is now is not served and recorded; "": it is
 }
@@ -85,7 +96,7 @@ func Serve(ctx context.Context, c Config) error {
 		return err
 	}
 	p := &plugin{dir: c.Dir, custody: Custody{TokenFile: c.TokenFile, Logger: c.Logger}, logger: c.Logger}
-	err = p.serve(ctx, s, c.Poll)
+	err = p.serve(ctx, s, c)
 	p.custody.Close()
 	if released := s.release(); err == nil {
 		err = released
@@ -93,9 +104,14 @@ func Serve(ctx context.Context, c Config) error {
 	return err
 }
 
-func (p *plugin) serve(ctx context.Context, s *socket, poll time.Duration) error {
+func (p *plugin) serve(ctx context.Context, s *socket, c Config) error {
 	seen := p.look()
 	first, err := load(ctx, &p.custody, p.dir, nil)
+	if err != nil {
+		return err
+	}
+	// The node's key is the same one as long as the plugin serves, whichever KMS key wraps it.
+	key, err := p.custody.openNodeKey(ctx, p.dir, first.set)
 	if err != nil {
 		return err
 	}
@@ -106,6 +122,9 @@ func (p *plugin) serve(ctx context.Context, s *socket, poll time.Duration) error
 	if err != nil {
 		return err
 	}
+	p.refuses = c.RequireLog
+	p.log = nodelog.Open(p.dir, key, nodelog.Options{Limit: c.LogEntries, Required: c.RequireLog, Logger: p.logger})
+	defer p.log.Close()
 	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage), grpc.MaxHeaderListSize(16<<10),
 		grpc.MaxConcurrentStreams(maxStreams), grpc.ConnectionTimeout(connectTimeout))
 	kmsapi.RegisterKeyManagementServiceServer(server, service{p: p})
@@ -113,7 +132,7 @@ func (p *plugin) serve(ctx context.Context, s *socket, poll time.Duration) error
 
 	ended := make(chan error, 1) // capacity 1: nobody may receive
 	go func() { ended <- server.Serve(l) }()
-	ticker := time.NewTicker(poll)
+	ticker := time.NewTicker(c.Poll)
 	defer ticker.Stop()
 	for {
 		select {

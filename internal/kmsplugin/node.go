@@ -235,6 +235,19 @@ func readIdentity(dir string, set *KeySet) (identity, error) {
 	return i, nil
 }
 
+// openNodeKey returns the signing key of this node.
+func (c *Custody) openNodeKey(ctx context.Context, dir string, set *KeySet) (*dualsig.PrivateKey, error) {
+	i, err := readIdentity(dir, set)
+	if err != nil {
+		return nil, err
+	}
+	key, err := c.openSigningKey(ctx, i.KMS, nodeContext, i.Node.PublicKey, i.Wrapped)
+	if err != nil {
+		return nil, fmt.Errorf("opening the key of this node: %w", err)
+	}
+	return key, nil
+}
+
 func parseIdentity(dir string) (i identity, err error) {
 	b, err := readFile(filepath.Join(dir, nodeFile))
 	if err == nil {

@@ -10,6 +10,7 @@ import (
 	kmsapi "k8s.io/kms/apis/v2"
 
 	"github.com/latticekeep/latticekeep/internal/envelope"
+	"github.com/latticekeep/latticekeep/internal/nodelog"
 )
 
 // annotation is the one annotation of a wrapped seed: the ML-KEM ciphertext.
@@ -81,6 +82,9 @@ func (s service) Encrypt(_ context.Context, r *kmsapi.EncryptRequest) (*kmsapi.E
 	if err != nil {
 		return nil, s.p.failed(codes.Internal, "wrapping a seed failed", id, err)
 	}
+	if err := s.p.record(nodelog.Wrapped, id, ciphertext); err != nil {
+		return nil, err
+	}
 	return &kmsapi.EncryptResponse{Ciphertext: ciphertext, KeyId: id, Annotations: map[string][]byte{annotation: encapsulated}}, nil
 }
 
@@ -100,7 +104,24 @@ func (s service) Decrypt(_ context.Context, r *kmsapi.DecryptRequest) (*kmsapi.D
 	if err != nil {
 		return nil, s.p.failed(codes.InvalidArgument, "a seed was refused", id, err)
 	}
+	if err := s.p.record(nodelog.Opened, id, r.GetCiphertext()); err != nil {
+		clear(seed)
+		return nil, err
+	}
 	return &kmsapi.DecryptResponse{Plaintext: seed}, nil
+}
+
+// record enters a seed into the node's log. A seed that is refused has no entry, because whoever writes
+// to etcd could fill the log with them.
+func (p *plugin) record(kind nodelog.Kind, keyID string, ciphertext []byte) error {
+	err := p.log.Append(kind, keyID, ciphertext)
+	switch {
+	case err == nil || !p.refuses:
+		return nil
+	case errors.Is(err, nodelog.ErrFull):
+		return p.failed(codes.ResourceExhausted, "a seed was refused, because --require-log is set", keyID, err)
+	}
+	return p.failed(codes.Unavailable, "a seed was refused, because --require-log is set", keyID, err)
 }
 
 // failed logs an error and returns it for kube-apiserver, which logs it too. Anybody who writes to

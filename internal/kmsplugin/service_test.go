@@ -146,12 +146,12 @@ func TestStatusAndEncryptSwitchTogether(t *testing.T) {
 	p := start(t, dir)
 	_, err := Rotate(t.Context(), c, dir, "", "")
 	must(t, err)
+	seen := map[string]bool{p.encrypt(t, "a seed").GetKeyId(): true} // before the promotion
 	promoted := make(chan error, 1)
 	go func() {
 		_, _, err := Promote(t.Context(), c, dir, nil, true)
 		promoted <- err
 	}()
-	seen := map[string]bool{}
 	for len(seen) < 2 {
 		before := p.status(t)
 		used := p.encrypt(t, "a seed").GetKeyId()

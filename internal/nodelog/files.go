@@ -159,6 +159,27 @@ func Verify(key *dualsig.PublicKey, paths []string) (Summary, error) {
 	return w.summary(), nil
 }
 
+// NodeOf returns the id of the node key that the first entry of a file names. Nothing is verified.
+func NodeOf(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	line, err := bufio.NewReaderSize(f, maxLine).ReadSlice('\n')
+	e := new(Entry)
+	if err == nil {
+		err = canonical.Decode(line, e)
+	}
+	if err == nil {
+		err = e.check()
+	}
+	if err != nil {
+		return "", fmt.Errorf("%s: decoding the first entry: %w", path, err)
+	}
+	return e.Node, nil
+}
+
 func (w *walk) open(path string) error {
 	f, err := os.Open(path)
 	if err != nil {

@@ -92,7 +92,7 @@ func TestADamagedLogIsKeptAsideAndAnotherBegins(t *testing.T) {
 		"an unknown field":       func(l [][]byte) [][]byte { return replaced(l, `{"version"`, `{"x":1,"version"`) },
 		"no first entry":         func(l [][]byte) [][]byte { return l[1:] },
 		"a long line":            func(l [][]byte) [][]byte { return append(l, bytes.Repeat([]byte{0}, maxLine), []byte("\n")) },
-		"another node's entry": func(l [][]byte) [][]byte {
+		"another node's entry": func([][]byte) [][]byte {
 			e := Next(other.Public().ID(), nil, start, Started)
 			must(t, e.Sign(other))
 			return [][]byte{encoded(t, e)}
