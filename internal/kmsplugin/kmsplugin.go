@@ -41,6 +41,7 @@ import (
 	"google.golang.org/grpc"
 	kmsapi "k8s.io/kms/apis/v2"
 
+	"github.com/latticekeep/latticekeep/internal/kmsplugin/socket"
 	"github.com/latticekeep/latticekeep/internal/nodelog"
 )
 
@@ -91,20 +92,20 @@ func Serve(ctx context.Context, c Config) error {
 		return err
 	}
 	defer alone.Close()
-	s, err := claimSocket(c.Socket)
+	s, err := socket.Claim(c.Socket)
 	if err != nil {
 		return err
 	}
 	p := &plugin{dir: c.Dir, custody: Custody{TokenFile: c.TokenFile, Logger: c.Logger}, logger: c.Logger}
 	err = p.serve(ctx, s, c)
 	p.custody.Close()
-	if released := s.release(); err == nil {
+	if released := s.Release(); err == nil {
 		err = released
 	}
 	return err
 }
 
-func (p *plugin) serve(ctx context.Context, s *socket, c Config) error {
+func (p *plugin) serve(ctx context.Context, s *socket.Socket, c Config) error {
 	seen := p.look()
 	first, err := load(ctx, &p.custody, p.dir, nil)
 	if err != nil {
@@ -118,7 +119,7 @@ func (p *plugin) serve(ctx context.Context, s *socket, c Config) error {
 	if err := p.serveKeys(first); err != nil {
 		return err
 	}
-	l, err := s.listen()
+	l, err := s.Listen()
 	if err != nil {
 		return err
 	}
@@ -128,7 +129,7 @@ func (p *plugin) serve(ctx context.Context, s *socket, c Config) error {
 	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage), grpc.MaxHeaderListSize(16<<10),
 		grpc.MaxConcurrentStreams(maxStreams), grpc.ConnectionTimeout(connectTimeout))
 	kmsapi.RegisterKeyManagementServiceServer(server, service{p: p})
-	p.logger.Info("serving", "socket", s.path, "key_set", first.set.ID, "revision", first.set.Revision, "key_id", first.set.current().KeyID)
+	p.logger.Info("serving", "socket", s.Path, "key_set", first.set.ID, "revision", first.set.Revision, "key_id", first.set.current().KeyID)
 
 	ended := make(chan error, 1) // capacity 1: nobody may receive
 	go func() { ended <- server.Serve(l) }()

@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 
 	"github.com/latticekeep/latticekeep/internal/canonical"
 	"github.com/latticekeep/latticekeep/internal/durable"
@@ -98,4 +100,23 @@ func readKeySet(dir string) (s *KeySet, file []byte, err error) {
 func digestOf(b []byte) string {
 	sum := sha3.Sum256(b)
 	return hex.EncodeToString(sum[:])
+}
+
+// claimDir locks a directory of the plugin until the file is closed.
+func claimDir(dir string) (*os.File, error) {
+	path := filepath.Join(dir, "serve.lock")
+	lock, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("there is no directory %s: make it with latticekeep kms-plugin init, or kms-plugin node: %w", dir, err)
+	} else if err != nil {
+		return nil, fmt.Errorf("locking the directory: %w", durable.ExplainRefusal(path, err))
+	}
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		_ = lock.Close()
+		if errors.Is(err, syscall.EWOULDBLOCK) {
+			return nil, fmt.Errorf("another plugin serves from %s: stop it, or give another --dir", dir)
+		}
+		return nil, fmt.Errorf("locking the directory: %w", err)
+	}
+	return lock, nil
 }

@@ -162,3 +162,14 @@ func TestStatusAndEncryptSwitchTogether(t *testing.T) {
 	}
 	must(t, <-promoted)
 }
+
+func TestOnePluginServesFromADirectory(t *testing.T) {
+	c := newCustody(t)
+	dir := initialized(t, c, newKMS(t))
+	p := start(t, dir)
+	another := Config{Dir: dir, Socket: p.socket + "2"}
+	refused(t, "a second plugin", Serve(t.Context(), another), "another plugin serves from")
+	must(t, p.stop())
+	another.Dir = t.TempDir()
+	refused(t, "an empty directory", Serve(t.Context(), another), "kms-plugin init")
+}

@@ -1,4 +1,4 @@
-package kmsplugin
+package socket
 
 import (
 	"io/fs"
@@ -8,6 +8,20 @@ import (
 	"strings"
 	"testing"
 )
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func refused(t testing.TB, what string, err error, words string) {
+	t.Helper()
+	if err == nil || !strings.Contains(err.Error(), words) {
+		t.Errorf("%s: %v", what, err)
+	}
+}
 
 func TestSocketsAreRefused(t *testing.T) {
 	dir := t.TempDir()
@@ -34,47 +48,36 @@ func TestSocketsAreRefused(t *testing.T) {
 		"a folder":              {dir, "is not a socket"},
 		"a lock that is a link": {filepath.Join(dir, "linked"), "locking the socket"},
 	} {
-		s, err := claimSocket(x.path)
+		s, err := Claim(x.path)
 		refused(t, name, err, x.words)
 		if err == nil {
-			must(t, s.release())
+			must(t, s.Release())
 		}
 	}
 	long := filepath.Join(dir, strings.Repeat("x", 100))
 	must(t, os.Mkdir(long, 0o700))
-	s, err := claimSocket(filepath.Join(long, "s"))
+	s, err := Claim(filepath.Join(long, "s"))
 	must(t, err)
-	_, err = s.listen()
+	_, err = s.Listen()
 	refused(t, "a long path", err, "give a shorter one")
-	must(t, s.release())
-}
-
-func TestOnePluginServesFromADirectory(t *testing.T) {
-	c := newCustody(t)
-	dir := initialized(t, c, newKMS(t))
-	p := start(t, dir)
-	another := Config{Dir: dir, Socket: p.socket + "2"}
-	refused(t, "a second plugin", Serve(t.Context(), another), "another plugin serves from")
-	must(t, p.stop())
-	another.Dir = t.TempDir()
-	refused(t, "an empty directory", Serve(t.Context(), another), "kms-plugin init")
+	must(t, s.Release())
 }
 
 func TestOnlyTheOwnerCanConnect(t *testing.T) {
 	dir := t.TempDir()
-	s, err := claimSocket(filepath.Join(dir, "s"))
+	s, err := Claim(filepath.Join(dir, "s"))
 	must(t, err)
-	l, err := s.listen()
+	l, err := s.Listen()
 	must(t, err)
-	info, err := os.Lstat(s.path)
+	info, err := os.Lstat(s.Path)
 	must(t, err)
 	if info.Mode() != fs.ModeSocket|0o600 {
 		t.Errorf("the socket has mode %v", info.Mode())
 	}
-	_, err = claimSocket(s.path)
+	_, err = Claim(s.Path)
 	refused(t, "a second plugin", err, "another plugin serves")
 	must(t, l.Close())
-	must(t, s.release())
+	must(t, s.Release())
 	left, err := os.ReadDir(dir)
 	must(t, err)
 	if len(left) != 1 || left[0].Name() != "s.lock" {
@@ -88,13 +91,13 @@ func TestAStaleSocketIsReplaced(t *testing.T) {
 	must(t, err)
 	stale.SetUnlinkOnClose(false)
 	must(t, stale.Close())
-	s, err := claimSocket(path)
+	s, err := Claim(path)
 	must(t, err)
-	l, err := s.listen()
+	l, err := s.Listen()
 	must(t, err)
 	c, err := net.Dial("unix", path)
 	must(t, err)
 	must(t, c.Close())
 	must(t, l.Close())
-	must(t, s.release())
+	must(t, s.Release())
 }

@@ -1,4 +1,5 @@
-package kmsplugin
+// Package socket takes a place in the file system and listens there, for the owner of the process alone.
+package socket
 
 import (
 	"errors"
@@ -16,15 +17,16 @@ import (
 // maxSocketPath is the longest path of a socket that every Unix takes.
 const maxSocketPath = 103
 
-// socket is a place in the file system where one plugin may listen. A lock on a file beside it, which
+// Socket is a place in the file system where one plugin may listen. A lock on a file beside it, which
 // the kernel drops when the process ends, says whether one does. The file stays.
-type socket struct {
-	path string
+type Socket struct {
+	Path string
+
 	lock *os.File
 }
 
-// claimSocket locks the place. A socket that a killed plugin has left there is no obstacle.
-func claimSocket(path string) (*socket, error) {
+// Claim locks the place. A socket that a killed plugin has left there is no obstacle.
+func Claim(path string) (*Socket, error) {
 	switch {
 	case strings.HasPrefix(path, "@") || strings.ContainsRune(path, 0):
 		return nil, errors.New("--socket must not be an abstract socket, which every process of the machine could connect to: give a path such as /run/latticekeep/kms.sock")
@@ -38,7 +40,7 @@ func claimSocket(path string) (*socket, error) {
 	if err != nil {
 		return nil, fmt.Errorf("locking the socket: %w", durable.ExplainRefusal(path+".lock", err))
 	}
-	s := &socket{path, lock}
+	s := &Socket{path, lock}
 	if err := s.claim(); err != nil {
 		_ = lock.Close()
 		return nil, err
@@ -61,43 +63,24 @@ func checkFolder(folder string) error {
 	return nil
 }
 
-// claimDir locks a directory of the plugin until the file is closed.
-func claimDir(dir string) (*os.File, error) {
-	path := filepath.Join(dir, "serve.lock")
-	lock, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW, 0o600)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("there is no directory %s: make it with latticekeep kms-plugin init, or kms-plugin node: %w", dir, err)
-	} else if err != nil {
-		return nil, fmt.Errorf("locking the directory: %w", durable.ExplainRefusal(path, err))
-	}
-	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		_ = lock.Close()
-		if errors.Is(err, syscall.EWOULDBLOCK) {
-			return nil, fmt.Errorf("another plugin serves from %s: stop it, or give another --dir", dir)
-		}
-		return nil, fmt.Errorf("locking the directory: %w", err)
-	}
-	return lock, nil
-}
-
-func (s *socket) claim() error {
+func (s *Socket) claim() error {
 	err := syscall.Flock(int(s.lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 	switch {
 	case errors.Is(err, syscall.EWOULDBLOCK):
-		return fmt.Errorf("another plugin serves at %s: stop it, or give another --socket", s.path)
+		return fmt.Errorf("another plugin serves at %s: stop it, or give another --socket", s.Path)
 	case err != nil:
 		return fmt.Errorf("locking the socket: %w", err)
 	}
-	info, err := os.Lstat(s.path)
+	info, err := os.Lstat(s.Path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
 	case err != nil:
 		return fmt.Errorf("looking at the socket: %w", err)
 	case info.Mode().Type() != fs.ModeSocket:
-		return fmt.Errorf("%s is not a socket and is left alone: give another --socket, or remove it", s.path)
+		return fmt.Errorf("%s is not a socket and is left alone: give another --socket, or remove it", s.Path)
 	}
-	c, err := net.Dial("unix", s.path)
+	c, err := net.Dial("unix", s.Path)
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED): // left by a process that is gone
 		return nil
@@ -105,21 +88,21 @@ func (s *socket) claim() error {
 		return fmt.Errorf("looking for another program at the socket: %w", err)
 	}
 	_ = c.Close()
-	return fmt.Errorf("another program serves at %s: stop it, or give another --socket", s.path)
+	return fmt.Errorf("another program serves at %s: stop it, or give another --socket", s.Path)
 }
 
-// listen binds the socket in a folder that only this user can enter, gives it mode 0600 and renames
+// Listen binds the socket in a folder that only this user can enter, gives it mode 0600 and renames
 // it to its place. So nobody can connect before it has its mode, and a stale socket is replaced in
 // one step.
-func (s *socket) listen() (net.Listener, error) {
-	private, err := os.MkdirTemp(filepath.Dir(s.path), ".kms-") // mode 0700
+func (s *Socket) Listen() (net.Listener, error) {
+	private, err := os.MkdirTemp(filepath.Dir(s.Path), ".kms-") // mode 0700
 	if err != nil {
 		return nil, fmt.Errorf("making a folder for the socket: %w", err)
 	}
 	defer os.RemoveAll(private)
 	bound := filepath.Join(private, "s")
 	if len(bound) > maxSocketPath {
-		return nil, fmt.Errorf("the folder of --socket has a path of %d bytes, and a socket in it could have %d at most: give a shorter one", len(filepath.Dir(s.path)), maxSocketPath)
+		return nil, fmt.Errorf("the folder of --socket has a path of %d bytes, and a socket in it could have %d at most: give a shorter one", len(filepath.Dir(s.Path)), maxSocketPath)
 	}
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: bound, Net: "unix"})
 	if err != nil {
@@ -127,7 +110,7 @@ func (s *socket) listen() (net.Listener, error) {
 	}
 	l.SetUnlinkOnClose(false) // it has another name by then
 	if err = os.Chmod(bound, 0o600); err == nil {
-		err = os.Rename(bound, s.path)
+		err = os.Rename(bound, s.Path)
 	}
 	if err != nil {
 		_ = l.Close()
@@ -136,9 +119,9 @@ func (s *socket) listen() (net.Listener, error) {
 	return l, nil
 }
 
-// release removes the socket and gives up the place.
-func (s *socket) release() error {
-	err := os.Remove(s.path)
+// Release removes the socket and gives up the place.
+func (s *Socket) Release() error {
+	err := os.Remove(s.Path)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
 	}
