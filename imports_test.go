@@ -30,7 +30,7 @@ var ours = map[string]string{
 	"internal/cli/admin":     "internal/cli/command internal/authz api/client api/openapi/v2",
 	"internal/cli/auditlog":  "internal/cli/command internal/config internal/diagnosis api/client api/openapi api/openapi/v2 internal/doctor internal/export internal/offline internal/progress internal/audit internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/keyring internal/objects internal/state internal/store internal/fault",
 	"internal/cli/importer":  "internal/cli/command api/client api/openapi/v2 internal/dotenv internal/progress",
-	"internal/cli/kmsplugin": "internal/cli/command internal/backup internal/durable internal/kmsplugin internal/kmsplugin/etcd internal/nodelog internal/dumps internal/envelope internal/logs",
+	"internal/cli/kmsplugin": "api/client api/openapi/v2 internal/cli/command internal/backup internal/durable internal/kmsplugin internal/kmsplugin/etcd internal/nodelog internal/dumps internal/envelope internal/logs",
 	"internal/dotenv":        "internal/secret",
 	"internal/cli/score":     "internal/cli/command api/client api/openapi/v2 internal/export internal/durable internal/compliance internal/audit internal/audit/verify internal/keyring internal/dualsig",
 	"internal/cli/seal": "internal/cli/command api/client api/openapi/v2 api/v1alpha1 api/v1beta1 internal/config internal/durable internal/sealing internal/sealedsecrets internal/envelope " +

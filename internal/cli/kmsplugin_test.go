@@ -134,6 +134,24 @@ func TestTheKMSPluginServesARealAPIServer(t *testing.T) {
 	if _, err := os.Lstat(s.socket); err == nil {
 		t.Error("the plugin left its socket")
 	}
+	s.logVerifies(t)
+}
+
+// logVerifies checks the log of a node whose plugin was killed once, started again once, and ended.
+func (s *apiServer) logVerifies(t *testing.T) {
+	t.Helper()
+	var log struct {
+		From    int            `json:"from"`
+		To      int            `json:"to"`
+		Kinds   map[string]int `json:"kinds"`
+		Dropped int            `json:"dropped"`
+	}
+	must(t, json.Unmarshal([]byte(mustRun(t, "kms-plugin", "verify-log", "--dir", s.dir, "--output", "json")), &log))
+	k := log.Kinds
+	if log.From != 1 || k["started"] != 2 || k["wrapped"] == 0 || k["opened"] == 0 || log.Dropped != 0 || k["started"]+k["wrapped"]+k["opened"] != log.To {
+		t.Errorf("the log of the node has %+v", log)
+	}
+	t.Logf("the log of the node has %+v", log)
 }
 
 // BenchmarkSecretsInEtcd measures what a Secret of 1 KiB takes in etcd, and a request that writes or

@@ -30,6 +30,7 @@ package kmsplugin
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
@@ -141,7 +142,10 @@ func (p *plugin) serve(ctx context.Context, s *socket.Socket, c Config) error {
 			return fmt.Errorf("serving: %w", err)
 		case <-ctx.Done():
 			end(server)
-			err := <-ended // nil: the server was stopped
+			err := <-ended
+			if errors.Is(err, grpc.ErrServerStopped) { // before it had begun
+				err = nil
+			}
 			p.logger.Info("ended")
 			return err
 		case <-ticker.C:

@@ -26,13 +26,13 @@ func NewCommand() *cobra.Command {
 		Long: `Encrypt what kube-apiserver writes to etcd, as a KMS v2 provider with ML-KEM. One plugin runs on each control-plane
 node, beside the API server, and needs no Latticekeep server.
 
-The directory of a plugin has the key set (keyset.json, the same on all nodes), the identity of the node (node.json)
-and the newest key set that the plugin has loaded (newest.json). The keys in these files are wrapped by a KMS key. Change
-the key set on one node, and copy keyset.json to the others: their plugins load it within seconds.`,
+The directory of a plugin has the key set (keyset.json, the same on all nodes), the identity of the node (node.json),
+the newest key set that the plugin has loaded (newest.json), and the node's log (log/). The keys in these files are wrapped
+by a KMS key. Change the key set on one node, and copy keyset.json to the others: their plugins load it within seconds.`,
 	}
 	cmd.AddCommand(newInitCommand(), newServeCommand(), newNodeCommand(), newAddNodeCommand(), newRotateCommand(),
 		newAcknowledgeCommand(), newPromoteCommand(), newRetireCommand(), newRemoveNodeCommand(), newBackupCommand(),
-		newRestoreCommand(), newShowCommand())
+		newRestoreCommand(), newShowCommand(), newVerifyLogCommand(), newShipLogCommand())
 	return cmd
 }
 
@@ -65,11 +65,16 @@ keyset.json and the KMS key: without either, no Secret in etcd can be read.`,
 func newServeCommand() *cobra.Command {
 	var o options
 	var socket string
+	var requireLog bool
 	cmd := &cobra.Command{
 		Use: "serve", Short: "Serve kube-apiserver on this node", Args: cobra.NoArgs,
 		Long: `Serve kube-apiserver at a socket, to which only the user of this process can connect. The KMS is needed at the start, and
 when the key set gets a new generation; after that the keys are in memory until the process ends. The key set file is
-read again when it changes. When it is refused, the previous one serves on, and the log says why.`,
+read again when it changes. When it is refused, the previous one serves on, and the log says why.
+
+Each seed that is wrapped or opened is an entry of the node's own log, signed and on disk before the API server has the
+answer. When that log is full or cannot be written, the plugin serves on, and the next entry counts what has none. With
+--require-log it refuses instead: the API server then reads and writes no Secret until the log takes entries.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := dumps.Forbid(); err != nil {
 				return err
@@ -77,13 +82,14 @@ read again when it changes. When it is refused, the previous one serves on, and 
 			limited, end := logs.Limit(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
 			defer end()
 			return kmsplugin.Serve(cmd.Context(), kmsplugin.Config{
-				Dir: o.dir, Socket: socket, Logger: slog.New(limited), TokenFile: o.custody.TokenFile,
+				Dir: o.dir, Socket: socket, Logger: slog.New(limited), TokenFile: o.custody.TokenFile, RequireLog: requireLog,
 			})
 		},
 	}
 	o.registerDir(cmd)
 	o.registerToken(cmd)
 	cmd.Flags().StringVar(&socket, "socket", "", "path of the socket, such as /run/latticekeep/kms.sock")
+	cmd.Flags().BoolVar(&requireLog, "require-log", false, "refuse what the node's log does not take")
 	_ = cmd.MarkFlagRequired("socket") // cannot fail: the flag exists
 	return cmd
 }

@@ -2,6 +2,7 @@ package kmsplugin
 
 import (
 	"bytes"
+	"context"
 	"os"
 	"path/filepath"
 	"strings"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/latticekeep/latticekeep/internal/cli/command"
 	"github.com/latticekeep/latticekeep/internal/kms"
+	"github.com/latticekeep/latticekeep/internal/kmsplugin"
 )
 
 // run runs a command line of latticekeep kms-plugin, without the word.
@@ -80,7 +82,7 @@ func TestCommandLinesAreRefused(t *testing.T) {
 	write(t, file, "{}\n")
 	large := filepath.Join(folder, "large")
 	write(t, large, strings.Repeat(" ", maxFile+1))
-	other := filepath.Join(folder, "x")
+	other, keys := filepath.Join(folder, "x"), filepath.Join(dir, "keyset.json")
 	for line, words := range map[string]string{
 		"init --node x --kms " + url:                                       "--dir is needed",
 		"init --dir " + other + " --node x":                                "--kms is needed",
@@ -106,12 +108,63 @@ func TestCommandLinesAreRefused(t *testing.T) {
 		"retire --dir " + dir + " " + file:                                 "--etcd and --generation are needed",
 		"retire --dir " + dir + " --etcd https://h " + file:                "--generation is needed",
 		"retire --dir " + dir + " --etcd https://h --generation 1":         "needs FILE",
-		"show --dir " + dir + " --output xml":                              "--output takes one of",
-		"show --dir " + other:                                              "kms-plugin init",
-		"rotate --dir " + other:                                            "no such file",
+		"verify-log":                                                         "give either --dir, or --key-set and each FILE",
+		"verify-log --dir " + dir + " " + file:                               "give either --dir, or --key-set and each FILE",
+		"verify-log --key-set " + keys:                                       "give either --dir, or --key-set and each FILE",
+		"verify-log --key-set " + file + " " + file:                          "decoding key set",
+		"verify-log --key-set " + keys + " " + file:                          "decoding the first entry",
+		"verify-log --key-set " + keys + " " + filepath.Join(folder, "none"): "no such file",
+		"verify-log --dir " + dir:                                            "has no entry",
+		"verify-log --dir " + other:                                          "kms-plugin init",
+		"verify-log --dir " + dir + " --output xml":                          "--output takes one of",
+		"show --dir " + dir + " --output xml":                                "--output takes one of",
+		"show --dir " + other:                                                "kms-plugin init",
+		"rotate --dir " + other:                                              "no such file",
 	} {
 		if _, _, err := run(t, strings.Fields(line)...); err == nil || !strings.Contains(err.Error(), words) {
 			t.Errorf("%s: %v; want an error with %q", line, err, words)
 		}
+	}
+}
+
+func TestTheLogOfANodeIsVerified(t *testing.T) {
+	folder, err := os.MkdirTemp("", "latticekeep-kms-") // short, for the path of the socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(folder) })
+	url, dir := newKMS(t, folder), filepath.Join(folder, "cp-1")
+	mustRun(t, "init", "--dir", dir, "--node", "cp-1", "--kms", url)
+	ended, end := context.WithCancel(t.Context())
+	end()
+	for range 2 {
+		if err := kmsplugin.Serve(ended, kmsplugin.Config{Dir: dir, Socket: filepath.Join(folder, "s")}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	text, _ := mustRun(t, "verify-log", "--dir", dir)
+	for _, words := range []string{"the log of node cp-1 verifies, by key set ", "\n1      20", "\n2      20", "2 starts, 0 seeds wrapped, 0 opened, 0 without an entry\n"} {
+		if !strings.Contains(text, words) {
+			t.Errorf("%q is not in %s", words, text)
+		}
+	}
+	files, err := filepath.Glob(filepath.Join(dir, "log", "*", "*.jsonl"))
+	if err != nil || len(files) != 1 {
+		t.Fatal(files, err)
+	}
+	fromFiles, _ := mustRun(t, "verify-log", "--key-set", filepath.Join(dir, "keyset.json"), files[0])
+	if fromFiles != text {
+		t.Errorf("from the files: %s", fromFiles)
+	}
+	if out, _ := mustRun(t, "verify-log", "--dir", dir, "--output", "json"); !strings.Contains(out, `"last_hash": "`) || !strings.Contains(out, `"started": 2`) {
+		t.Errorf("as JSON: %s", out)
+	}
+	b, err := os.ReadFile(files[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, files[0], strings.Replace(string(b), `"sequence":2`, `"sequence":3`, 1))
+	if _, _, err := run(t, "verify-log", "--dir", dir); err == nil || command.Status(err) != command.StatusFailed || !strings.Contains(err.Error(), "does not follow entry 1") {
+		t.Errorf("a changed log: %v", err)
 	}
 }
