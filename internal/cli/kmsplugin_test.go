@@ -135,6 +135,8 @@ func TestTheKMSPluginServesARealAPIServer(t *testing.T) {
 		t.Error("the plugin left its socket")
 	}
 	s.logVerifies(t)
+	s.shipsItsLog(t)
+	s.losesItsKeySet(t, kek)
 }
 
 // logVerifies checks the log of a node whose plugin was killed once, started again once, and ended.
@@ -160,19 +162,11 @@ func BenchmarkSecretsInEtcd(b *testing.B) {
 	dir, err := os.MkdirTemp("", "latticekeep-kms-") // short, for the path of the socket
 	must(b, err)
 	b.Cleanup(func() { must(b, os.RemoveAll(dir)) })
-	kek, node, socket := filepath.Join(dir, "kms.key"), filepath.Join(dir, "cp-1"), filepath.Join(dir, "kms.sock")
-	must(b, kms.CreateLocal(kek))
-	custody := new(kmsplugin.Custody)
-	_, err = kmsplugin.Init(b.Context(), custody, node, "cp-1", "file://"+kek, envelope.MLKEM768)
-	must(b, err)
-	served := make(chan error, 1)
-	ctx, stop := context.WithCancel(b.Context())
-	go func() { served <- kmsplugin.Serve(ctx, kmsplugin.Config{Dir: node, Socket: socket}) }()
-	b.Cleanup(func() { stop(); must(b, <-served) })
+	p := servePlugin(b, dir)
 
 	providers := []string{
 		`aescbc: {keys: [{name: k, secret: ` + base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{7}, 32)) + `}]}`,
-		`kms: {apiVersion: v2, name: latticekeep, endpoint: "unix://` + socket + `", timeout: 10s}`,
+		`kms: {apiVersion: v2, name: latticekeep, endpoint: "unix://` + p.socket + `", timeout: 10s}`,
 	}
 	type server struct {
 		plane  *kubetest.ControlPlane
