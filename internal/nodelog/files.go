@@ -69,8 +69,8 @@ type Summary struct {
 	LastHash  string          `json:"last_hash"`
 	Kinds     map[Kind]uint64 `json:"kinds"`    // entries of each kind
 	Dropped   uint64          `json:"dropped"`  // what entries of the kind dropped count
-	FirstAt   time.Time       `json:"first_at"` // of the first entry
-	LastAt    time.Time       `json:"last_at"`  // of the last entry
+	FirstAt   time.Time       `json:"first_at"` // time of the first entry
+	LastAt    time.Time       `json:"last_at"`  // time of the last entry
 }
 
 // Count returns the number of entries.

@@ -47,11 +47,11 @@ type Entry struct {
 	Version  int       `json:"version"`
 	Node     string    `json:"node"`     // id of the node's key
 	Chain    string    `json:"chain"`    // id of the log: 16 random bytes in lower-case hex
-	Sequence uint64    `json:"sequence"` // from 1, without a gap
+	Sequence uint64    `json:"sequence"` // 1 for the first, without a gap
 	Previous string    `json:"previous"` // hash of the entry before, in lower-case hex; zeros for the first
 	At       time.Time `json:"at"`       // UTC, in whole milliseconds
 	Kind     Kind      `json:"kind"`
-	KeyID    string    `json:"key_id,omitempty"` // of the generation that wrapped or opened
+	KeyID    string    `json:"key_id,omitempty"` // generation that wrapped or opened
 	Seed     string    `json:"seed,omitempty"`   // SHA3-256 of the wrapped seed's ciphertext, in lower-case hex
 	Count    uint64    `json:"count,omitempty"`  // what was dropped
 

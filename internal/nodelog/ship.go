@@ -17,7 +17,7 @@ type shipped struct {
 	Version  int    `json:"version"`
 	Chain    string `json:"chain"`
 	Sequence uint64 `json:"sequence"`
-	Hash     string `json:"hash"` // of the entry with that sequence
+	Hash     string `json:"hash"` // hash of the entry with that sequence
 }
 
 const (
@@ -47,7 +47,7 @@ func (s *shipped) write(folder string) error {
 type Receipt struct {
 	Sequence uint64
 	Hash     string
-	Recorded bool // by this call
+	Recorded bool // this call has recorded it
 }
 
 // Ship has a deployment record the entries from first to last of a node's log as one entry. It records
