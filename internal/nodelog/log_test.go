@@ -63,6 +63,9 @@ func TestALineThatACrashHasTornIsCutOff(t *testing.T) {
 		if s := n.verify(); s.To != 3 || s.Kinds[Started] != 2 || len(damaged(t, n)) > 0 {
 			t.Fatalf("after %d bytes of the last line the log goes on with %+v", size-before, s)
 		}
+		if b := readFile(t, n.newest()); !bytes.HasSuffix(b, []byte("}\n")) {
+			t.Fatalf("after %d bytes of the last line a part of it stays: %q", size-before, b[len(b)-100:])
+		}
 	}
 }
 
