@@ -19,8 +19,7 @@ import (
 const maxKeySet = 1 << 20 // bytes of a key set
 
 func newVerifyLogCommand() *cobra.Command {
-	var o options
-	var keySet string
+	var dir, keySet string
 	var format command.Format
 	cmd := &cobra.Command{
 		Use: "verify-log [FILE...]", Short: "Verify the log of a node", Args: cobra.ArbitraryArgs,
@@ -34,14 +33,14 @@ entries at its end are missing: compare it with what was shipped.`,
 			if err := format.Check(); err != nil {
 				return err
 			}
-			s, err := verifyLog(o.dir, keySet, args)
+			s, err := verifyLog(dir, keySet, args)
 			if err != nil {
 				return err
 			}
 			return format.Print(cmd.OutOrStdout(), s, func(out io.Writer) { showLog(out, s) })
 		},
 	}
-	cmd.Flags().StringVar(&o.dir, "dir", "", "directory of the plugin on this node")
+	cmd.Flags().StringVar(&dir, "dir", "", "directory of the plugin on this node")
 	cmd.Flags().StringVar(&keySet, "key-set", "", "keyset.json, which names the node of the files")
 	format.Register(cmd)
 	return cmd
