@@ -13,7 +13,7 @@ if [[ -z "${E2E_KUBECONFIG:-}" ]]; then
         exit 1
     fi
     missing=()
-    for need in containerd:containerd ctr:containerd runc:runc iptables:iptables ip:iproute2 /usr/lib/cni/bridge:containernetworking-plugins; do
+    for need in containerd:containerd ctr:containerd runc:runc iptables:iptables ip:iproute2 curl:curl jq:jq openssl:openssl /usr/lib/cni/bridge:containernetworking-plugins; do
         command -v "${need%%:*}" >/dev/null || missing+=("${need##*:}")
     done
     if ((${#missing[@]})); then

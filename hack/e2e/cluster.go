@@ -36,7 +36,7 @@ type cluster struct {
 	helm, latticekeep string // programs
 	own               bool
 	out               *transcript
-	trouble           func() string // last output of the node's programs; nil for an external cluster
+	node              *node // nil for an external cluster
 }
 
 // do runs a command and writes it and its output to the transcript.
@@ -139,8 +139,8 @@ func (c *cluster) state() string {
 		out, _ := c.run(ctx, "", strings.Fields(command)...) // the output contains the error
 		fmt.Fprintf(&state, "$ %s\n%s\n", command, out)
 	}
-	if c.trouble != nil {
-		state.WriteString(c.trouble())
+	if c.own {
+		state.WriteString(c.node.logTails())
 	}
 	return state.String()
 }
@@ -211,6 +211,25 @@ func (c *cluster) awaitWebhook(ctx context.Context) error {
 		case <-tick.C:
 		case <-ctx.Done():
 			return err
+		}
+	}
+}
+
+// untilLogged waits until the log of a pod contains text.
+func (c *cluster) untilLogged(ctx context.Context, namespace, pod, text string) error {
+	ctx, cancel := context.WithTimeout(ctx, waitTime)
+	defer cancel()
+	ticker := time.NewTicker(200 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		log, err := c.run(ctx, "", "kubectl", "logs", pod, "--namespace", namespace)
+		if err == nil && strings.Contains(log, text) {
+			return nil
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return errors.Join(fmt.Errorf("waiting for %q in the log of %s: %w: %s", text, pod, ctx.Err(), log), err)
 		}
 	}
 }

@@ -76,9 +76,10 @@ func run(ctx context.Context, o options) (err error) {
 	c.out.hide(dir, "<folder>")
 	if own {
 		fmt.Fprintln(os.Stderr, "starting a node…")
-		if c.kubeconfig, c.trouble, err = startNode(ctx, dir, o.assets, images); err != nil {
+		if c.node, err = startNode(ctx, dir, o.assets, images); err != nil {
 			return err
 		}
+		c.kubeconfig = c.node.kubeconfig("admin")
 	} else {
 		if err := c.strange(ctx); err != nil {
 			return err

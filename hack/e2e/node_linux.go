@@ -43,12 +43,13 @@ const (
 	// nodeTimeout bounds the start of any part of the node. It is long because a machine that also
 	// compiles is slow.
 	nodeTimeout = 5 * time.Minute
-	// removalTimeout bounds the time in which the kernel releases the cgroups of ended processes.
-	removalTimeout = 30 * time.Second
 )
 
-// nodeFolders are fixed paths of kubelet and of the network plugins.
-var nodeFolders = []string{"/var/lib/kubelet", "/var/lib/cni"}
+// nodeFolders are fixed paths of kubelet, of the network plugins and of a guide.
+var nodeFolders = []string{"/var/lib/kubelet", "/var/lib/cni", "/etc/kubernetes", "/etc/latticekeep"}
+
+// staticPods is the folder of the pods that kubelet runs without the API server, as with kubeadm.
+const staticPods = "/etc/kubernetes/manifests"
 
 // insideNode is the environment variable of the process inside the namespaces. Its value is the
 // node's directory.
@@ -96,16 +97,16 @@ func onOwnNode(ctx context.Context, args ...string) (err error) {
 type node struct {
 	dir, bin  string
 	processes []*kubetest.Process // in start order
+	api       *kubetest.Process   // one of them
 }
 
-// startNode turns this process's namespaces into a node. It returns the administrator's kubeconfig
-// and a function that returns the last output of the node's processes. Nothing needs to be stopped,
-// because the node ends with this process.
-func startNode(ctx context.Context, dir, bin string, images []string) (kubeconfig string, trouble func() string, err error) {
+// startNode turns this process's namespaces into a node. Nothing needs to be stopped, because the node
+// ends with this process.
+func startNode(ctx context.Context, dir, bin string, images []string) (_ *node, err error) {
 	ctx, cancel := context.WithTimeout(ctx, nodeTimeout)
 	defer cancel()
 	if bin, err = filepath.Abs(bin); err != nil {
-		return "", nil, err
+		return nil, err
 	}
 	n := &node{dir: dir, bin: bin}
 	for _, step := range []func(context.Context) error{
@@ -114,10 +115,10 @@ func startNode(ctx context.Context, dir, bin string, images []string) (kubeconfi
 		n.startKubelet,
 	} {
 		if err := step(ctx); err != nil {
-			return "", nil, fmt.Errorf("starting the node: %w", err)
+			return nil, fmt.Errorf("starting the node: %w", err)
 		}
 	}
-	return n.kubeconfig("admin"), n.logTails, nil
+	return n, nil
 }
 
 // mount mounts the node's own folders over those that the node writes to, and over the kernel
@@ -141,6 +142,9 @@ func (n *node) mount(context.Context) error {
 		if err := syscall.Mount(own, folder, "", syscall.MS_BIND, ""); err != nil {
 			return fmt.Errorf("mounting over %s: %w", folder, err)
 		}
+	}
+	if err := os.Mkdir(staticPods, 0o700); err != nil {
+		return err
 	}
 	// The steps find Services by their names, as a machine in the cluster's network would.
 	nameserver := []byte("nameserver " + nodeIP + "\n")
@@ -256,42 +260,58 @@ func (n *node) writeFiles(context.Context) error {
 }
 
 func (n *node) startControlPlane(ctx context.Context) error {
-	client, peer := "unix://"+n.path("etcd.sock"), "unix://"+n.path("peer.sock")
-	if err := n.run("etcd", "--data-dir", n.path("etcd"), "--unsafe-no-fsync",
+	client, peer := "unix://"+n.etcdSocket(), "unix://"+n.path("peer.sock")
+	if _, err := n.run("etcd", "--data-dir", n.path("etcd"), "--unsafe-no-fsync",
 		"--listen-client-urls", client, "--advertise-client-urls", client, "--listen-peer-urls", peer); err != nil {
 		return err
 	}
-	// The API server makes its own certificate, which is then its own authority.
-	if err := n.run("kube-apiserver", "--etcd-servers", client,
-		"--bind-address", "0.0.0.0", "--secure-port", "6443", "--advertise-address", nodeIP, "--cert-dir", n.dir,
-		"--token-auth-file", n.path("tokens.csv"), "--authorization-mode", "Node,RBAC", "--enable-admission-plugins", "NodeRestriction",
-		"--service-account-issuer", "https://kubernetes.default.svc.cluster.local",
-		"--service-account-key-file", n.path("tokens.key"), "--service-account-signing-key-file", n.path("tokens.key"),
-		"--service-cluster-ip-range", serviceIPs, "--kubelet-preferred-address-types", "InternalIP"); err != nil {
+	if err := n.startAPIServer(ctx); err != nil {
 		return err
 	}
-	if err := n.until(ctx, "the API server", "kubectl", "get", "--raw", "/readyz"); err != nil {
-		return err
-	}
-	if err := n.run("kube-controller-manager", "--kubeconfig", n.kubeconfig("kube-controller-manager"), "--leader-elect=false",
+	if _, err := n.run("kube-controller-manager", "--kubeconfig", n.kubeconfig("kube-controller-manager"), "--leader-elect=false",
 		"--use-service-account-credentials", "--service-account-private-key-file", n.path("tokens.key"),
 		"--root-ca-file", n.path("apiserver.crt"), "--cert-dir", n.path("controller-manager")); err != nil {
 		return err
 	}
-	if err := n.run("kube-scheduler", "--kubeconfig", n.kubeconfig("kube-scheduler"), "--leader-elect=false", "--cert-dir", n.path("scheduler")); err != nil {
+	if _, err := n.run("kube-scheduler", "--kubeconfig", n.kubeconfig("kube-scheduler"), "--leader-elect=false", "--cert-dir", n.path("scheduler")); err != nil {
 		return err
 	}
-	if err := n.run("coredns", "-conf", n.path("Corefile")); err != nil {
+	if _, err := n.run("coredns", "-conf", n.path("Corefile")); err != nil {
 		return err
 	}
-	return n.run("kube-proxy", "--kubeconfig", n.kubeconfig("kube-proxy"), "--hostname-override", nodeName, "--proxy-mode", "iptables",
+	_, err := n.run("kube-proxy", "--kubeconfig", n.kubeconfig("kube-proxy"), "--hostname-override", nodeName, "--proxy-mode", "iptables",
 		// The node must not resize the machine's connection tracking.
 		"--conntrack-max-per-core", "0", "--conntrack-tcp-timeout-established", "0", "--conntrack-tcp-timeout-close-wait", "0",
 		"--cluster-cidr", podCIDR)
+	return err
+}
+
+// startAPIServer starts the API server with more flags, and returns when it is ready.
+func (n *node) startAPIServer(ctx context.Context, flags ...string) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, nodeTimeout)
+	defer cancel()
+	// It makes its own certificate, which is then its own authority.
+	if n.api, err = n.run("kube-apiserver", append([]string{
+		"--etcd-servers", "unix://" + n.etcdSocket(),
+		"--bind-address", "0.0.0.0", "--secure-port", "6443", "--advertise-address", nodeIP, "--cert-dir", n.dir,
+		"--token-auth-file", n.path("tokens.csv"), "--authorization-mode", "Node,RBAC", "--enable-admission-plugins", "NodeRestriction",
+		"--service-account-issuer", "https://kubernetes.default.svc.cluster.local",
+		"--service-account-key-file", n.path("tokens.key"), "--service-account-signing-key-file", n.path("tokens.key"),
+		"--service-cluster-ip-range", serviceIPs, "--kubelet-preferred-address-types", "InternalIP",
+	}, flags...)...); err != nil {
+		return err
+	}
+	return n.until(ctx, "the API server", "kubectl", "get", "--raw", "/readyz")
+}
+
+// stopAPIServer kills the API server, which would wait a minute for the watches of its clients.
+func (n *node) stopAPIServer() error {
+	n.processes = slices.DeleteFunc(n.processes, func(p *kubetest.Process) bool { return p == n.api })
+	return n.api.Stop(0)
 }
 
 func (n *node) startContainerd(ctx context.Context, images []string) error {
-	if err := n.run("containerd", "--config", n.path("containerd.toml")); err != nil {
+	if _, err := n.run("containerd", "--config", n.path("containerd.toml")); err != nil {
 		return err
 	}
 	if err := n.until(ctx, "containerd", "ctr", "version"); err != nil {
@@ -311,7 +331,7 @@ func (n *node) startKubelet(ctx context.Context) error {
 			return fmt.Errorf("making the node's cgroup: %w", err)
 		}
 	}
-	if err := n.run("kubelet", "--config", n.path("kubelet.yaml"), "--kubeconfig", n.kubeconfig("kubelet"),
+	if _, err := n.run("kubelet", "--config", n.path("kubelet.yaml"), "--kubeconfig", n.kubeconfig("kubelet"),
 		"--hostname-override", nodeName, "--node-ip", nodeIP); err != nil {
 		return err
 	}
@@ -359,26 +379,26 @@ func (n *node) ended() error {
 }
 
 // run starts a program with its output in a file of the same name.
-func (n *node) run(program string, args ...string) error {
+func (n *node) run(program string, args ...string) (*kubetest.Process, error) {
 	path := filepath.Join(n.bin, program)
 	if _, err := os.Stat(path); err != nil {
 		if path, err = exec.LookPath(program); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	log, err := os.Create(n.path(program + ".log"))
 	if err != nil {
-		return fmt.Errorf("creating a log: %w", err)
+		return nil, fmt.Errorf("creating a log: %w", err)
 	}
 	defer log.Close() // the child has its own descriptor
 	cmd := exec.Command(path, args...)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = n.dir, log, log
 	p, err := kubetest.StartProcess(cmd)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	n.processes = append(n.processes, p)
-	return nil
+	return p, nil
 }
 
 // logTails returns the end of each process's output.
@@ -393,57 +413,11 @@ func (n *node) logTails() string {
 	return tails.String()
 }
 
+func (n *node) etcdSocket() string { return n.path("etcd.sock") }
+
 func (n *node) path(name string) string { return filepath.Join(n.dir, name) }
 
 func (n *node) kubeconfig(component string) string { return n.path(component + ".kubeconfig") }
-
-// cgroupHierarchies returns the mounted hierarchies: one of version 2, or several of version 1.
-func cgroupHierarchies() []string {
-	const root = "/sys/fs/cgroup"
-	if _, err := os.Stat(filepath.Join(root, "cgroup.procs")); err == nil {
-		return []string{root}
-	}
-	procs, _ := filepath.Glob(filepath.Join(root, "*", "cgroup.procs")) // fails only for a malformed pattern
-	hierarchies := make([]string, len(procs))
-	for i, p := range procs {
-		hierarchies[i] = filepath.Dir(p)
-	}
-	return hierarchies
-}
-
-// removeCgroups removes the folder name from each hierarchy, leaves first. No process runs in them
-// any more, but the kernel may need a moment to notice.
-func removeCgroups(name string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), removalTimeout)
-	defer cancel()
-	ticker := time.NewTicker(100 * time.Millisecond)
-	defer ticker.Stop()
-	for {
-		var failed error
-		for _, hierarchy := range cgroupHierarchies() {
-			var folders []string
-			_ = filepath.WalkDir(filepath.Join(hierarchy, name), func(path string, entry fs.DirEntry, err error) error {
-				if err == nil && entry.IsDir() {
-					folders = append(folders, path)
-				}
-				return nil // already gone
-			})
-			for _, folder := range slices.Backward(folders) {
-				if err := syscall.Rmdir(folder); err != nil && !errors.Is(err, fs.ErrNotExist) {
-					failed = fmt.Errorf("removing %s: %w", folder, err)
-				}
-			}
-		}
-		if failed == nil {
-			return nil
-		}
-		select {
-		case <-ticker.C:
-		case <-ctx.Done():
-			return failed
-		}
-	}
-}
 
 // Configuration of the node's parts. DIR stands for the node's directory, and CGROUP for its folder
 // in each hierarchy.
@@ -477,6 +451,7 @@ oomScoreAdj: 0
 clusterDNS: [` + nodeIP + `]
 clusterDomain: cluster.local
 resolvConf: ""
+staticPodPath: ` + staticPods + `
 volumePluginDir: /var/lib/kubelet/volume-plugins
 # The machine's disk may be nearly full, and no image can be fetched again.
 evictionHard: {memory.available: 50Mi, nodefs.available: 1%, imagefs.available: 1%}

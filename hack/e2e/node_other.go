@@ -14,7 +14,19 @@ func onOwnNode(context.Context, ...string) error {
 	return errors.New("a node needs Linux, not " + runtime.GOOS + ": set E2E_KUBECONFIG to the kubeconfig of a cluster that may be changed")
 }
 
-// startNode always fails here: a node needs Linux.
-func startNode(context.Context, string, string, []string) (string, func() string, error) {
-	return "", nil, errors.New("a node needs Linux")
+// node has no instance here: a node needs Linux.
+type node struct{}
+
+func startNode(context.Context, string, string, []string) (*node, error) {
+	return nil, errors.New("a node needs Linux")
 }
+
+func (*node) kubeconfig(string) string { return "" }
+
+func (*node) etcdSocket() string { return "" }
+
+func (*node) logTails() string { return "" }
+
+func (*node) startAPIServer(context.Context, ...string) error { return nil }
+
+func (*node) stopAPIServer() error { return nil }

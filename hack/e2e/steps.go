@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 )
 
 // A step is a heading of the transcript and the commands under it.
@@ -23,6 +22,7 @@ var chapters = []string{"an installation", "the vault restored", "a new vault"}
 func (c *cluster) play(ctx context.Context, chapter string) error {
 	back := restores{c}
 	away := moves{back}
+	etcd := secretsInEtcd{c}
 	var steps []step
 	switch chapter {
 	case chapters[0]:
@@ -50,7 +50,10 @@ func (c *cluster) play(ctx context.Context, chapter string) error {
 		if c.own {
 			steps = append(steps,
 				step{"Run as another user", "OpenShift chooses user and groups of a pod. Those of these pods are not the chart's, and the volumes are older than they are: kubelet gives the files to the new group, and all goes on.", c.anotherUser},
-				step{"Back up", "To a recipient of the server's configuration, so the KMS key is in it too. Outside of the cluster there are now the backup, the identity that opens it, the manifests of the shop, and, as Velero would have them, the Secrets and objects of the archive.", away.backUp})
+				step{"Back up", "To a recipient of the server's configuration, so the KMS key is in it too. Outside of the cluster there are now the backup, the identity that opens it, the manifests of the shop, and, as Velero would have them, the Secrets and objects of the archive.", away.backUp},
+				step{"Encrypt the Secrets in etcd", "The cluster has Secrets, and etcd has them in plain text. [The guide](guides/kms-plugin.md) is followed on the node, with a key file. kubelet runs the plugin as a static pod. The API server of this node is a process, with the flag where kubeadm has it in a manifest. It first learns to read what the plugin encrypts, and then to write it. When every Secret has been written again, none of their values is in etcd, and it refuses plain ones.", etcd.encrypt},
+				step{"Start without the vault", "The vault is scaled to nothing. Plugin and API server end, and start again from the files of the node alone.", etcd.restart},
+				step{"Go back to plain Secrets", "The same steps in the other order. After them the API server needs no plugin.", etcd.decrypt})
 		}
 	case chapters[1]:
 		steps = []step{
@@ -182,7 +185,7 @@ func (c *cluster) losePod(ctx context.Context) error {
 	); err != nil {
 		return err
 	}
-	if err := c.untilLogged(ctx, "load", "under load"); err != nil {
+	if err := c.untilLogged(ctx, shop, "load", "under load\n"); err != nil {
 		return err
 	}
 	return c.all(ctx,
@@ -192,25 +195,6 @@ func (c *cluster) losePod(ctx context.Context) error {
 		"kubectl delete pod load --namespace "+shop,
 		"kubectl wait --for=condition=Ready pod/latticekeep-0 --namespace "+system+" "+waitArg,
 	)
-}
-
-// untilLogged waits for a line in the log of a pod of the shop.
-func (c *cluster) untilLogged(ctx context.Context, pod, line string) error {
-	ctx, cancel := context.WithTimeout(ctx, waitTime)
-	defer cancel()
-	ticker := time.NewTicker(200 * time.Millisecond)
-	defer ticker.Stop()
-	for {
-		log, err := c.run(ctx, "", "kubectl", "logs", pod, "--namespace", shop)
-		if err == nil && strings.Contains(log, line+"\n") {
-			return nil
-		}
-		select {
-		case <-ticker.C:
-		case <-ctx.Done():
-			return errors.Join(fmt.Errorf("waiting for %q in the log of %s: %w: %s", line, pod, ctx.Err(), log), err)
-		}
-	}
 }
 
 // kept lists commands that print the state that has to survive, without parts that differ from run

@@ -54,7 +54,11 @@ var varying = []struct {
 	{pattern: regexp.MustCompile(`(?m)^head: \d+ [0-9a-f]{64}$`), instead: "head: <sequence> <hash>"}, // printed by `latticekeep audit verify`
 	// Printed by `latticekeep backup` and `latticekeep restore`.
 	{pattern: regexp.MustCompile(`\bhead \d+ [0-9a-f]{64}\b`), instead: "head <sequence> <hash>"},
-	{pattern: regexp.MustCompile(`\bv0\.0\.0-\d{14}-[0-9a-f]{12}(\+dirty)?`), instead: "<version>"},
+	{pattern: regexp.MustCompile(`\bv0\.0\.0-\d{14}-[0-9a-f]{12}(\+dirty)?|\(devel\)`), instead: "<version>"},
+	{pattern: regexp.MustCompile(`sha256:[0-9a-f]{64}\b`), instead: "sha256:<hash>"}, // in metrics of the API server
+	// Printed by `latticekeep kms-plugin`.
+	{pattern: regexp.MustCompile(`\bkey set [0-9a-f]{64}\b`), instead: "key set <id>"},
+	{pattern: regexp.MustCompile(`\bkey_set=[0-9a-f]{64} revision=1 key_id=1-[0-9a-f]+\b`), instead: "key_set=<id> revision=1 key_id=<key id>"},
 	{pattern: regexp.MustCompile(`\b\d+ rows\b`), instead: "<count> rows"},
 	// How far the log has grown when `latticekeep audit verify` reads it.
 	{pattern: regexp.MustCompile(`(?m)\b1 to \d+$`), instead: "1 to <sequence>"},

@@ -20,6 +20,7 @@ var followed = map[string]func(*documented){
 	"docs/guides/anchors.md":        followAnchors,
 	"docs/guides/backup.md":         followBackup,
 	"docs/guides/kms.md":            followKMS,
+	"docs/guides/kms-plugin.md":     followKMSPlugin,
 	"docs/guides/postgresql.md":     followPostgres,
 	"docs/guides/upgrade.md":        followUpgrade,
 	"docs/guides/verify-the-log.md": followVerification,

@@ -11,6 +11,50 @@ import (
 
 const pluginFiles = "../../config/kms-plugin/"
 
+func followKMSPlugin(f *documented) {
+	f.bind("awskms:///arn:aws:kms:eu-central-1:111122223333:key/1234abcd-12ab-34cd-56ef-1234567890ab?region=eu-central-1", "file://"+f.path("kms-plugin/kms.key"))
+	f.bind("/etc/latticekeep", f.dir)
+	second := []string{"--dir /etc/latticekeep/kms-plugin", "--dir " + f.path("cp-2")}
+	f.run("mkdir -m 0700 -p /etc/latticekeep/kms-plugin")
+	f.run("(umask 077; printf 'latticekeep-kms-key-1:")
+	f.run("latticekeep kms-plugin init", "key set ")
+	f.runAs("latticekeep kms-plugin node", second)
+	f.run("latticekeep kms-plugin add-node", "revision 2")
+	const oneNode = "it needs a second machine"
+	f.pass("scp ", oneNode)
+	f.pass("ssh ", oneNode)
+
+	const unit = "it needs systemd as the first process"
+	f.pass("cp config/kms-plugin/latticekeep-kms-plugin.service", unit)
+	f.pass("systemctl daemon-reload", unit)
+	f.pass("systemctl enable --now", unit)
+	f.onNode("cp config/kms-plugin/static-pod.yaml /etc/kubernetes/manifests/latticekeep-kms-plugin.yaml",
+		"sed 's#latticekeep/latticekeep:0.1.0#localhost/latticekeep:e2e#' config/kms-plugin/static-pod.yaml >/etc/kubernetes/manifests/latticekeep-kms-plugin.yaml\n")
+	f.onNode("kubectl wait --for=create", "kubectl wait --for=create pod/latticekeep-kms-plugin-node --namespace kube-system --timeout=5m\n")
+	f.onNode("kubectl wait --for=condition=Ready", "kubectl wait --for=condition=Ready pod/latticekeep-kms-plugin-node --namespace kube-system --timeout=5m\n")
+	f.onNode("kubectl logs ", "kubectl logs latticekeep-kms-plugin-node --namespace kube-system\n")
+	for _, same := range []string{
+		"mkdir -p /etc/kubernetes/encryption\n",
+		"cp config/kms-plugin/encryption-*.yaml /etc/kubernetes/encryption/\n",
+	} {
+		f.onNode(strings.TrimSpace(same), same)
+	}
+	f.onNode("kubectl --server https://cp-1:6443 get --raw '/readyz?verbose' | grep kms", "kubectl get --raw '/readyz?verbose' | grep kms\n[+]kms-providers ok\n")
+	f.onNode("kubectl get secrets --all-namespaces -o json | kubectl replace -f -", "kubectl get secrets --all-namespaces -o json | kubectl replace -f -\n")
+	f.run("latticekeep kms-plugin show")
+	f.onNode("kubectl --server https://cp-1:6443 --namespace kube-system create", "kubectl --namespace kube-system create secret generic key-id-check\n")
+	f.onNode("kubectl --server https://cp-1:6443 --namespace kube-system delete", "kubectl --namespace kube-system delete secret key-id-check\n")
+	f.onNode("kubectl --server https://cp-1:6443 get --raw /metrics | grep 'apiserver_envelope_encryption_key_id_hash_total.*HASH.*to_storage'",
+		"kubectl get --raw /metrics | grep 'apiserver_envelope_encryption_key_id_hash_total.*HASH.*to_storage'\n")
+	_, query, _ := strings.Cut(f.left[0], "/v3/kv/range")
+	f.onNode("curl ", "curl --silent --show-error --fail --unix-socket <folder>/etcd.sock http://etcd/v3/kv/range "+strings.Join(strings.Fields(query), " ")+"\n")
+
+	const elsewhere = "TestTheKMSPluginServesARealAPIServer and the tests of internal/cli/kmsplugin run it"
+	for _, begin := range []string{"rotate", "acknowledge", "promote", "show", "acknowledge", "retire", "remove-node"} {
+		f.pass("latticekeep kms-plugin "+begin+" --dir", elsewhere)
+	}
+}
+
 // The files that are shipped differ from what the guide shows in nothing.
 func TestTheGuideOfTheKMSPluginShowsWhatIsShipped(t *testing.T) {
 	const page = "docs/guides/kms-plugin.md"
