@@ -74,7 +74,7 @@ func (v *V2) EraseNames(ctx context.Context, id string) error {
 	return v.transport.run(ctx, remove("/api/v2/audit/names/{id}", id))
 }
 
-// RecordNodeLog records up to which entry the log of a node is. Sent again, it records nothing again.
+// RecordNodeLog records which entries the log of a node has. Sent again, it records nothing again.
 func (v *V2) RecordNodeLog(ctx context.Context, r v2.NodeLogRequest) (*v2.NodeLogReceipt, error) {
 	return do[v2.NodeLogReceipt](ctx, v.transport, post("/api/v2/audit/node-logs", r).repeatable())
 }

@@ -34,7 +34,7 @@ func (s *apiServer) shipsItsLog(t *testing.T) {
 	}
 	recorded := entries[0].(map[string]any)["attributes"].(map[string]any)
 	out := mustRun(t, "kms-plugin", "verify-log", "--dir", s.dir)
-	for _, name := range []string{"first_hash", "last_hash", "chain_id", "to"} {
+	for _, name := range []string{"first_hash", "last_hash", "log_id", "to"} {
 		wantOutput(t, out, recorded[name].(string))
 	}
 }

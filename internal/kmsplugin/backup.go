@@ -111,10 +111,12 @@ func Restore(ctx context.Context, c *Custody, dir, node, url string, plain []byt
 	s := from.set
 	path := filepath.Join(dir, keySetFile)
 	if err := durable.CheckAbsent(path); err != nil {
-		return nil, fmt.Errorf("this node has a key set in %s: give another --dir, or remove %s if it is lost", dir, path)
+		return nil, fmt.Errorf("this node has a key set in %s: if its keys are lost, move %s out of the directory", dir, path)
 	}
 	r, err := readRecord(dir)
-	if err == nil && r != nil && r.KeySet == s.ID && s.Revision < r.Revision {
+	if err == nil && r != nil && r.KeySet != s.ID {
+		err = fmt.Errorf("the backup is of key set %s, and this node has served %s: give a backup of that one, or remove %s if the key set was replaced on purpose", s.ID, r.KeySet, recordFile)
+	} else if err == nil && r != nil && s.Revision < r.Revision {
 		err = fmt.Errorf("the backup has revision %d of the key set, and this node has loaded revision %d: copy %s from another node, or restore a newer backup; if both are lost, remove %s", s.Revision, r.Revision, keySetFile, recordFile)
 	}
 	if err != nil {
@@ -139,16 +141,21 @@ func Restore(ctx context.Context, c *Custody, dir, node, url string, plain []byt
 	return s, err
 }
 
-// identityFor returns the identity of this node: the one that is there if it has that name and can be
-// opened, or else a new one.
+// identityFor returns the identity of this node under the KMS key of that URL: the one that is there if it
+// has that name, or else a new one.
 func (c *Custody) identityFor(ctx context.Context, dir, node, url string) (identity, error) {
 	i, err := parseIdentity(dir)
 	if err != nil || i.Node.Name != node {
 		return newIdentity(ctx, c, dir, node, url)
 	}
-	if _, err := c.openSigningKey(ctx, i.KMS, nodeContext, i.Node.PublicKey, i.Wrapped); err != nil {
-		return i, fmt.Errorf("this node has an identity that cannot be opened: remove %s to make a new one: %w", filepath.Join(dir, nodeFile), err)
+	id, err := dualsig.PublicKeyID(i.Node.PublicKey)
+	if err == nil {
+		i.Wrapped, err = c.move(ctx, i.KMS, url, nodeContext(id), i.Wrapped)
 	}
+	if err != nil {
+		return i, fmt.Errorf("this node has an identity that cannot be opened: move %s out of the directory to make a new one: %w", filepath.Join(dir, nodeFile), err)
+	}
+	i.KMS = url
 	return i, nil
 }
 

@@ -79,17 +79,27 @@ func TestARestoreReplacesNothing(t *testing.T) {
 		return err
 	}
 	refused(t, "a restore beside a key set", restore(), "this node has a key set")
-	_, err := Rotate(t.Context(), c, dir, "", "")
+	other := initialized(t, c, url)
+	loaded(t, c, other)
+	must(t, os.Remove(filepath.Join(other, keySetFile)))
+	_, err := Restore(t.Context(), c, other, "cp-1", url, plain)
+	refused(t, "another key set", err, "and this node has served")
+	_, err = Rotate(t.Context(), c, dir, "", "")
 	must(t, err)
 	loaded(t, c, dir)
 	self := read(t, dir).Nodes[0]
 	must(t, os.Remove(filepath.Join(dir, keySetFile)))
 	refused(t, "a restore of an older revision", restore(), "this node has loaded revision 3")
 	must(t, os.Remove(filepath.Join(dir, recordFile)))
+	url = newKMS(t) // the restore moves the identity to it, too
 	must(t, restore())
 	if s := read(t, dir); !bytes.Equal(s.Nodes[0].PublicKey, self.PublicKey) {
 		t.Error("the node has another identity")
 	}
+	if i, err := parseIdentity(dir); err != nil || i.KMS != url {
+		t.Errorf("the identity is under %s: %v", i.KMS, err)
+	}
+	start(t, dir)
 	_, err = Restore(t.Context(), c, t.TempDir(), "cp_1", url, plain)
 	refused(t, "a bad name", err, "is no name of a node")
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/durable"
 )
 
-// shipped is the content of shipped.json: how far a log is in the chain of a deployment. Losing it loses
-// nothing, because the deployment tells its position.
+// shipped is the content of shipped.json: which entries a deployment has recorded, so that the plugin may
+// remove them. Losing it loses nothing, because the deployment tells its position.
 type shipped struct {
 	Version  int    `json:"version"`
 	Chain    string `json:"chain"`
@@ -64,8 +64,13 @@ type Range struct {
 	Count     uint64 `json:"count"`
 }
 
+// maxRounds bounds what one call asks a deployment: it tells its position first, and a second call of this
+// program may move it meanwhile.
+const maxRounds = 4
+
 // ShipAll ships the entries of the log in the directory of a plugin that a deployment does not have yet,
-// after verifying them. A lost answer, a lost shipped.json or two calls at once have nothing recorded
+// after verifying them. The deployment says where to begin: shipped.json has no signature, and whoever
+// changed entries could name one behind them. A lost answer or two calls at once have nothing recorded
 // twice.
 func ShipAll(ctx context.Context, dir string, publicKey []byte, ship Ship) (Range, error) {
 	key, err := dualsig.ParsePublicKey(publicKey)
@@ -73,13 +78,13 @@ func ShipAll(ctx context.Context, dir string, publicKey []byte, ship Ship) (Rang
 		return Range{}, err
 	}
 	folder := Folder(dir, key.ID())
-	position, told := readShipped(folder), false
-	for {
+	position := new(shipped)
+	for range maxRounds {
 		first, last, err := unshipped(folder, key, position)
 		switch {
 		case err != nil:
 			return Range{}, err
-		case first == nil && told:
+		case first == nil && position.Sequence > 0:
 			return Range{}, position.write(folder)
 		case first == nil:
 			return Range{}, nil
@@ -88,7 +93,7 @@ func ShipAll(ctx context.Context, dir string, publicKey []byte, ship Ship) (Rang
 		if err != nil {
 			return Range{}, fmt.Errorf("shipping entries %d to %d of this node's log: %w", first.Sequence, last.Sequence, err)
 		}
-		position, told = &shipped{formatVersion, first.Chain, r.Sequence, r.Hash}, true
+		position = &shipped{formatVersion, first.Chain, r.Sequence, r.Hash}
 		switch {
 		case r.Recorded && (r.Sequence != last.Sequence || r.Hash != last.Hash()):
 			return Range{}, fmt.Errorf("the deployment has recorded entry %d with hash %.64q, and was sent entries until %d with hash %s", r.Sequence, r.Hash, last.Sequence, last.Hash())
@@ -99,6 +104,7 @@ func ShipAll(ctx context.Context, dir string, publicKey []byte, ship Ship) (Rang
 			return Range{}, fmt.Errorf("the deployment has recorded nothing, and its position is entry %d, before entry %d that it was sent", r.Sequence, first.Sequence)
 		}
 	}
+	return Range{}, fmt.Errorf("the deployment has recorded nothing in %d requests, and names another position each time: see that no other program ships this log", maxRounds)
 }
 
 // unshipped verifies the log, and returns the first entry after a position and the last one of all. They

@@ -89,8 +89,8 @@ func TestWhatIsNewIsShippedOnce(t *testing.T) {
 	n.append(6)
 	n.ships(d, 1, 7)
 	n.ships(d, 0, 0)
-	if d.calls != 1 {
-		t.Errorf("%d calls, want 1: there is nothing new", d.calls)
+	if d.calls != 2 {
+		t.Errorf("%d calls, want 2: the deployment says that there is nothing new", d.calls)
 	}
 	n.append(5) // what was shipped makes room
 	n.ships(d, 8, 12)
@@ -174,17 +174,37 @@ func TestALogThatWasChangedAfterItWasShippedIsFound(t *testing.T) {
 	}
 }
 
-func TestAForkThatBeginsAfterTheShippedEntryIsFound(t *testing.T) {
-	n, d := newNode(t, 8), newDeployment(t)
-	n.append(3) // one file
-	n.ships(d, 1, 4)
-	record := readShipped(n.folder())
-	record.Hash = Genesis
-	must(t, record.write(n.folder()))
-	n.append(1)
-	must(t, os.Remove(n.paths()[0]))
+// Promise: where to begin is what the deployment says, not a file that whoever changes the log can change too.
+func TestAForkIsFoundWhateverShippedJSONSays(t *testing.T) {
+	n, d := newNode(t, 0), newDeployment(t)
+	n.append(3)
+	fork := readFile(t, n.newest())
+	n.append(2)
+	n.ships(d, 1, 6)
+	writeFile(t, n.newest(), fork)
+	n.restart()
+	n.append(5)
+	behind := entries(t, n)[6]
+	must(t, (&shipped{formatVersion, behind.Chain, behind.Sequence, behind.Hash()}).write(n.folder()))
 	_, err := n.ship(d.ship)
-	refused(t, "another entry before the first", err, "changed after it was shipped: entry 4 has hash")
+	refused(t, "a position behind the fork", err, "changed after it was shipped: entry 6 has hash")
+	if len(d.recorded) != 1 {
+		t.Errorf("recorded %+v", d.recorded)
+	}
+}
+
+// Promise: a deployment that never records ends the call.
+func TestADeploymentThatNeverRecordsIsGivenUp(t *testing.T) {
+	n, calls := newNode(t, 0), 0
+	n.append(9)
+	_, err := n.ship(func(_ context.Context, _ []byte, first, _ *Entry) (Receipt, error) {
+		calls++
+		return Receipt{Sequence: first.Sequence, Hash: first.Hash()}, nil
+	})
+	refused(t, "one entry a call", err, "has recorded nothing in 4 requests")
+	if calls != maxRounds {
+		t.Errorf("%d calls", calls)
+	}
 }
 
 func entries(t *testing.T, n *node) (all []*Entry) {

@@ -221,7 +221,7 @@ var Families = []Family{
 		Says: "the note of a review; its entry has a salted hash of it",
 		Risk: "a note that was erased is shown again, to those who may read the log"},
 	{Prefix: "node-log/", MAC: true,
-		Says: "up to which entry the log of a node is recorded",
+		Says: "which entries of a node's logs are recorded",
 		Risk: "entries of a node are recorded again"},
 	{Prefix: "quota/",
 		Says: "requests of a minute",

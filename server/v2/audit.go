@@ -95,7 +95,7 @@ func (a *auditAPI) EraseNames(c *gin.Context, id string) {
 	})
 }
 
-// RecordNodeLog records up to which entry the log of a node is.
+// RecordNodeLog records which entries the log of a node has.
 func (a *auditAPI) RecordNodeLog(c *gin.Context) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		var body api.NodeLogRequest

@@ -2,6 +2,7 @@ package v2_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"strings"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/dualsig"
 	"github.com/latticekeep/latticekeep/internal/nodelog"
+	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/test/servertest"
 )
 
@@ -88,13 +90,18 @@ func TestALogOfANodeIsRecordedOnce(t *testing.T) {
 	l.sends(s, key, 3, 4, 4, true)
 	l.sends(s, key, 1, 2, 4, false)
 	l.sends(s, key, 6, 6, 6, true)
-	newNodeLog(t, 'a', 7).sends(s, key, 1, 1, 1, true)
+	newer := newNodeLog(t, 'a', 7)
+	newer.sends(s, key, 1, 1, 1, true)
+	l.sends(s, key, 5, 6, 6, false)
 	newNodeLog(t, 'b', 7).sends(s, key, 1, 1, 1, true)
 	l.sends(s, s.GrantKeyIn(s.TenantOf(s.Register("other@example.org")), authz.AuditWrite), 1, 2, 2, true)
 
 	entries := s.Entries("event_type=NODE_LOG_RECORDED")
 	if len(entries) != 5 {
 		t.Fatalf("%d entries", len(entries))
+	}
+	if a := entries[1]["attributes"].(map[string]any); a["log_id"] != newer.entries[0].Chain || a["earlier_log"] != l.entries[0].Chain || a["earlier_to"] != "6" {
+		t.Errorf("the record of a log that takes the place of another: %v", a)
 	}
 	want := []map[string]string{
 		{"from": "6", "to": "6", "entries": "1", "missing": "1"},
@@ -111,7 +118,7 @@ func TestALogOfANodeIsRecordedOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 		first, last := l.entries[e["attributes"].(map[string]any)["from"].(string)[0]-'1'], l.entries[e["attributes"].(map[string]any)["to"].(string)[0]-'1']
-		want[i]["first_hash"], want[i]["last_hash"], want[i]["chain_id"] = first.Hash(), last.Hash(), first.Chain
+		want[i]["first_hash"], want[i]["last_hash"], want[i]["log_id"] = first.Hash(), last.Hash(), first.Chain
 		if got := servertest.Marshal(t, attributes); got != servertest.Marshal(t, want[i]) {
 			t.Errorf("entry %d: %s", i, got)
 		}
@@ -133,8 +140,14 @@ func TestALogOfANodeThatWasChangedIsRefused(t *testing.T) {
 		}
 	}
 	denied := s.Entries("event_type=NODE_LOG_RECORDED&outcome=denied")
-	if len(denied) != 4 || denied[0]["attributes"].(map[string]any)["reason"] != "forked" {
-		t.Errorf("%d refusals are recorded: %v", len(denied), denied)
+	if len(denied) != 4 {
+		t.Fatalf("%d refusals are recorded: %v", len(denied), denied)
+	}
+	for i, e := range denied { // the newest first
+		a := e["attributes"].(map[string]any)
+		if a["reason"] != "forked" || a["log_id"] != l.entries[0].Chain || a["recorded"] != "4" || a["recorded_hash"] != l.entries[3].Hash() || i > 0 && a["last_hash"] == l.entries[3].Hash() {
+			t.Errorf("refusal %d says %v", i, a)
+		}
 	}
 	l.sends(s, key, 5, 6, 6, true)
 }
@@ -155,14 +168,14 @@ func TestALogThatNoNodeHasSignedIsRefused(t *testing.T) {
 	logs := l.body(1, 2)
 	logs["last"] = newNodeLog(t, 'a', 7).entries[1]
 	for text, body := range map[string]object{
-		"last: the signature of entry 6 does not hold":           changed(func(e *nodelog.Entry) { e.Count = 1 }),
-		"last: the signature of entry 7 does not hold":           changed(func(e *nodelog.Entry) { e.Sequence = 7 }),
-		"last: entry 6: its time is not in whole milliseconds":   changed(func(e *nodelog.Entry) { e.At = e.At.Add(1) }),
-		"last: entry 6: entries of dropped seeds, and no others": changed(func(e *nodelog.Entry) { e.Kind = nodelog.Started }),
-		"first: entry 1 is of another node's key":                of,
-		"first and last are of two logs":                         logs,
-		"does not come after first, entry 4":                     l.body(4, 2),
-		"public_key: ":                                           {"public_key": "AAAA", "first": l.entries[0], "last": l.entries[1]},
+		"last: the signature of entry 6 does not hold":             changed(func(e *nodelog.Entry) { e.Count = 1 }),
+		"last: the signature of entry 7 does not hold":             changed(func(e *nodelog.Entry) { e.Sequence = 7 }),
+		"last: entry 6: its time is not UTC in whole milliseconds": changed(func(e *nodelog.Entry) { e.At = e.At.Add(1) }),
+		"last: entry 6: entries of dropped seeds, and no others":   changed(func(e *nodelog.Entry) { e.Kind = nodelog.Started }),
+		"first: entry 1 is of another node's key":                  of,
+		"first and last are not of one log":                        logs,
+		"last are not of one log, in this order":                   l.body(4, 2),
+		"public_key is no ML-DSA-65 public key":                    {"public_key": "AAAA", "first": l.entries[0], "last": l.entries[1]},
 	} {
 		if got := l.send(s, key, body).Message(t, http.StatusUnprocessableEntity); !strings.Contains(got, text) {
 			t.Errorf("%s: %s", text, got)
@@ -172,4 +185,27 @@ func TestALogThatNoNodeHasSignedIsRefused(t *testing.T) {
 	if n := len(s.Entries("event_type=NODE_LOG_RECORDED&outcome=success")); n != 0 {
 		t.Errorf("%d are recorded", n)
 	}
+}
+
+// Promise: the rows of a tenant have a bound, and the nodes that it has go on.
+func TestATenantHasTheLogsOfSoManyNodes(t *testing.T) {
+	s := newService(t)
+	key, l := s.GrantKey(authz.AuditWrite), newNodeLog(t, 'a', 7)
+	l.sends(s, key, 1, 2, 2, true)
+	err := s.Store.Update(t.Context(), func(tx store.Tx) error {
+		for i := range 999 {
+			if err := tx.Put(fmt.Appendf(nil, "node-log/%s/%064d", s.Tenant, i), []byte("x")); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := newNodeLog(t, 'b', 7)
+	if text := other.send(s, key, other.body(1, 2)).Message(t, http.StatusConflict); !strings.Contains(text, "1000 nodes") {
+		t.Error(text)
+	}
+	l.sends(s, key, 3, 4, 4, true)
 }

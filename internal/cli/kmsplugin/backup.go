@@ -3,12 +3,12 @@ package kmsplugin
 import (
 	"bytes"
 	"fmt"
-	"io"
 
 	"github.com/spf13/cobra"
 
 	"github.com/latticekeep/latticekeep/internal/backup"
 	"github.com/latticekeep/latticekeep/internal/cli/command"
+	"github.com/latticekeep/latticekeep/internal/dumps"
 	"github.com/latticekeep/latticekeep/internal/durable"
 	"github.com/latticekeep/latticekeep/internal/kmsplugin"
 )
@@ -30,6 +30,9 @@ Take one after each rotate, because a backup does not have the generations that 
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			recipient, err := to.Recipient()
 			if err != nil {
+				return err
+			}
+			if err := dumps.Forbid(); err != nil {
 				return err
 			}
 			defer o.custody.Close()
@@ -80,6 +83,9 @@ names this node alone: add the others as at the first installation.
 
 Rotate then, and write all Secrets again: whoever has the backup has the keys.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := dumps.Forbid(); err != nil {
+				return err
+			}
 			identities, err := command.ReadIdentities(identity)
 			if err != nil {
 				return err
@@ -111,5 +117,8 @@ func decrypt(sealed []byte, identities []backup.Identity) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return io.ReadAll(r)
+	// The plaintext is shorter, so reading it leaves no copies in buffers that were too small.
+	plain := bytes.NewBuffer(make([]byte, 0, len(sealed)+bytes.MinRead))
+	_, err = plain.ReadFrom(r)
+	return plain.Bytes(), err
 }

@@ -74,13 +74,13 @@ func newShipLogCommand() *cobra.Command {
 	var o options
 	var server command.Server
 	cmd := &cobra.Command{
-		Use: "ship-log", Short: "Record in a deployment's audit log up to which entry the log of this node is", Args: cobra.NoArgs,
+		Use: "ship-log", Short: "Record in a server's audit log which entries the log of this node has", Args: cobra.NoArgs,
 		Long: `Have a Latticekeep server record, as one entry of its audit log, which entries the log of this node has that it does not
 know yet: their number, and the hashes of the first and the last one. From then on nobody can change them without a trace, not
 even with the key of this node. The entries stay on the node, and the plugin may remove them once it needs the room.
 
-Run it every minute or hour, for example by a timer of systemd. Nothing is recorded twice, whenever it is cut off. It takes the scope
-audit:write. The plugin does not need the server.`,
+Run it from time to time, for example every hour. It verifies the whole log each time. Nothing is recorded twice, whenever it is cut
+off. It takes the scope audit:write. The plugin does not need the server, but removes what this server says that it has recorded.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			_, node, err := kmsplugin.ReadNode(o.dir)
 			if err != nil {

@@ -2341,9 +2341,8 @@ class OperationsV2:
 
         The KMS v2 plugin of a control-plane node has a log of its own: which seeds it has
         wrapped and opened. This records, as one `NODE_LOG_RECORDED`, that it has the entries
-        from `first` to `last`: their sequences, their number and both hashes. What the node's
-        key has signed up to there can no longer be changed without a trace. The entries stay on
-        the node.
+        from `first` to `last`: their sequences, their number and both hashes. From then on
+        nobody can change those entries without a trace. They stay on the node.
 
         Scope: `audit:write`. It may be repeated after an answer that was lost.
         """

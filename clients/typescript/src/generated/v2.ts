@@ -2175,12 +2175,15 @@ export interface paths {
          * Record the log of a node
          * @description The KMS v2 plugin of a control-plane node has a log of its own: which seeds it has wrapped and opened. This records, as
          *     one `NODE_LOG_RECORDED`, that it has the entries from `first` to `last`: their sequences, their number and both hashes.
-         *     What the node's key has signed up to there can no longer be changed without a trace. The entries stay on the node.
+         *     From then on nobody can change those entries without a trace. They stay on the node.
          *
-         *     Both entries must be signed by `public_key`. The entry of the record names that key by its id, `node`: who it
-         *     is, the plugin's key set says. A node sends what follows `sequence` of the last answer. What begins at or before it is
-         *     not recorded again, and `recorded` is false. 409 for another entry than the recorded one of that sequence.
-         *     What is missing between the two is recorded as `missing`.
+         *     Both entries must be signed by `public_key`. The record names the node by the id of that key; the key set of the
+         *     plugin says which node it is. What begins at or before the newest entry that is recorded is not recorded again: `recorded`
+         *     is false, and `sequence` says after which entry to go on. 409 for another entry than the recorded one, and
+         *     for more than 1,000 nodes.
+         *
+         *     Entries between that were never sent are counted as `missing`, and a log that takes the place of another one names it
+         *     as `earlier_log`: both are for somebody to look at, because the node or whoever sends can have left entries out.
          *
          *     Scope: `audit:write`. It may be repeated after an answer that was lost.
          */
