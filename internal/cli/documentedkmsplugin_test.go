@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -52,6 +53,16 @@ func followKMSPlugin(f *documented) {
 	const elsewhere = "TestTheKMSPluginServesARealAPIServer and the tests of internal/cli/kmsplugin run it"
 	for _, begin := range []string{"rotate", "acknowledge", "promote", "show", "acknowledge", "retire", "remove-node"} {
 		f.pass("latticekeep kms-plugin "+begin+" --dir", elsewhere)
+	}
+
+	recipient := regexp.MustCompile(`age1pq1\w+`).FindString(f.run("latticekeep backup keygen", "age1pq1"))
+	f.runAs("latticekeep kms-plugin backup", []string{"age1pq1…", recipient}, "revision 2")
+	f.runAs("latticekeep kms-plugin restore", []string{
+		"--dir /etc/latticekeep/kms-plugin", "--dir " + f.path("restored"),
+		"awskms:///arn:aws:kms:eu-central-1:111122223333:key/5678efab-56ef-78ab-90cd-567890abcdef?region=eu-central-1", "file://" + f.path("kms-plugin/kms.key"),
+	}, "revision 3")
+	for _, begin := range []string{"verify-log --dir", "verify-log --key-set", "ship-log --dir"} {
+		f.pass("latticekeep kms-plugin "+begin, elsewhere)
 	}
 }
 

@@ -49,7 +49,7 @@ const verbs = {
   accepted: 'accept', acknowledged: 'acknowledge', activated: 'activate', adopted: 'adopt', approved: 'approve', archived: 'archive', assessed: 'assess', changed: 'change',
   checked: 'check', committed: 'commit', created: 'create', decrypted: 'decrypt', deleted: 'delete', destroyed: 'destroy', described: 'describe',
   encrypted: 'encrypt', ended: 'end', erased: 'erase', exported: 'export', invited: 'invite', joined: 'join', limited: 'limit', listed: 'list', mapped: 'map',
-  read: 'read', reencrypted: 're-encrypt', refreshed: 'refresh', registered: 'register', released: 'release', removed: 'remove', reported: 'report',
+  read: 'read', recorded: 'record', reencrypted: 're-encrypt', refreshed: 'refresh', registered: 'register', released: 'release', removed: 'remove', reported: 'report',
   requested: 'request', resealed: 'reseal', reset: 'reset', restored: 'restore', retired: 'retire', reviewed: 'review', revoked: 'revoke',
   rewrapped: 'rewrap', rotated: 'rotate', scored: 'score', sealed: 'seal', sent: 'send', signed: 'sign', suspended: 'suspend', started: 'start', taken: 'take', unsealed: 'unseal', bound: 'bind', unbound: 'unbind',
   verified: 'verify',
