@@ -21,9 +21,10 @@
 //   - one plugin at most serves from a directory, so the record is that of the plugin that serves;
 //   - a generation leaves the key set when no object in etcd names it ([Retire]);
 //   - a seed that is wrapped or opened is in the node's log, on disk, before the API server has the answer;
-//     when the log takes no entry, the plugin serves on and the next entry counts what has none, unless
-//     [Config] says to refuse;
-//   - the plugin serves without its log, and Status never waits for it.
+//     when the log takes no entry, or not within a second, the plugin serves on, and the entry is written
+//     later or counted in another one, unless [Config] says to refuse;
+//   - the plugin serves without its log: neither the start nor the end depends on its disk, and Status
+//     never waits for it.
 //
 // The package does not distribute files.
 package kmsplugin
@@ -54,7 +55,6 @@ const (
 	maxStreams = 1000
 
 	connectTimeout = 10 * time.Second
-	endTimeout     = 5 * time.Second // limit for calls that run when the plugin is to end
 )
 
 // Config configures [Serve].
@@ -71,13 +71,13 @@ type Config struct {
 }
 
 type plugin struct {
-	dir     string
-	custody Custody
-	logger  *slog.Logger
-	log     *nodelog.Log
-	refuses bool // seeds that the log does not take
-	keys    atomic.Pointer[keys]
-	refused string // why the file as it is now is not served and recorded; "": it is
+	dir        string
+	custody    Custody
+	logger     *slog.Logger
+	log        *recorder
+	requireLog bool
+	keys       atomic.Pointer[keys]
+	refused    string // why the file as it is now is not served and recorded; "": it is
 }
 
 // Serve serves at the socket until ctx ends. It fails when the socket or the key set cannot be used.
@@ -92,13 +92,14 @@ func Serve(ctx context.Context, c Config) error {
 	if err != nil {
 		return err
 	}
-	defer alone.Close()
 	s, err := socket.Claim(c.Socket)
 	if err != nil {
+		_ = alone.Close() // it was not written to
 		return err
 	}
 	p := &plugin{dir: c.Dir, custody: Custody{TokenFile: c.TokenFile, Logger: c.Logger}, logger: c.Logger}
 	err = p.serve(ctx, s, c)
+	p.log.afterEnd(func() { _ = alone.Close() })
 	p.custody.Close()
 	if released := s.Release(); err == nil {
 		err = released
@@ -124,9 +125,9 @@ func (p *plugin) serve(ctx context.Context, s *socket.Socket, c Config) error {
 	if err != nil {
 		return err
 	}
-	p.refuses = c.RequireLog
-	p.log = nodelog.Open(p.dir, key, nodelog.Options{Limit: c.LogEntries, Required: c.RequireLog, Logger: p.logger})
-	defer p.log.Close()
+	p.requireLog = c.RequireLog
+	p.log = startRecorder(p.dir, key, nodelog.Options{Limit: c.LogEntries, Required: c.RequireLog, Logger: p.logger})
+	defer p.log.end()
 	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage), grpc.MaxHeaderListSize(16<<10),
 		grpc.MaxConcurrentStreams(maxStreams), grpc.ConnectionTimeout(connectTimeout))
 	kmsapi.RegisterKeyManagementServiceServer(server, service{p: p})

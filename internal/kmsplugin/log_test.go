@@ -2,20 +2,33 @@ package kmsplugin
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha3"
 	"encoding/hex"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
+	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	kmsapi "k8s.io/kms/apis/v2"
 
+	"github.com/latticekeep/latticekeep/internal/dualsig"
 	"github.com/latticekeep/latticekeep/internal/nodelog"
 )
+
+// defaultPatience is that of the program.
+var defaultPatience = patience
+
+func TestMain(m *testing.M) {
+	patience = time.Minute
+	os.Exit(m.Run())
+}
 
 // verified returns what the log of a node has.
 func verified(t testing.TB, dir string) LogSummary {
@@ -67,7 +80,7 @@ func TestSeedsAreInTheNodesLogAndRefusalsAreNot(t *testing.T) {
 		t.Errorf("%d entries have the key id and the digest of the seed, want 2: %s", n, b)
 	}
 	must(t, p.stop())
-	start(t, dir)
+	must(t, start(t, dir).stop())
 	if s := verified(t, dir); s.Count() != 4 || s.Kinds[nodelog.Started] != 2 {
 		t.Errorf("after the second start the log has %+v", s)
 	}
@@ -159,38 +172,160 @@ func TestADamagedLogKeepsNoPluginFromServing(t *testing.T) {
 	wantsEntries(t, dir, 1, 1, 0)
 }
 
-// A write to a slow disk holds the log, and so does a clock that does not answer.
-func TestStatusDoesNotWaitForTheLog(t *testing.T) {
+// hanging is a plugin whose log hangs.
+type hanging struct {
+	service
+	t         *testing.T
+	dir       string
+	goOn      chan struct{}
+	logged    bytes.Buffer
+	encrypted *kmsapi.DecryptRequest
+}
+
+// hangs runs a test with a log that hangs before its first entry, as the first write to a disk does. Time
+// passes when all wait.
+func hangs(t *testing.T, required bool, test func(h *hanging)) {
 	c := newCustody(t)
 	dir := initialized(t, c, newKMS(t))
 	k, err := load(t.Context(), c, dir, nil)
 	must(t, err)
 	key, err := c.openNodeKey(t.Context(), dir, k.set)
 	must(t, err)
-	asked, answer := make(chan bool, 10), make(chan bool)
-	started := false
-	p := &plugin{logger: slog.New(slog.DiscardHandler)}
-	p.keys.Store(k)
-	p.log = nodelog.Open(dir, key, nodelog.Options{Now: func() time.Time {
-		if started { // the entry of the start is written
-			asked <- true
-			<-answer
-		}
-		started = true
-		return time.Now()
-	}})
-	t.Cleanup(func() { p.log.Close() })
-	encrypted := make(chan error, 1)
-	go func() {
-		_, err := service{p: p}.Encrypt(t.Context(), &kmsapi.EncryptRequest{Plaintext: []byte("a seed")})
-		encrypted <- err
-	}()
-	<-asked
-	if s, err := (service{p: p}).Status(t.Context(), nil); err != nil || s.GetHealthz() != "ok" {
-		t.Errorf("status: %v, %v", s, err)
+	synctest.Test(t, func(t *testing.T) {
+		h := &hanging{t: t, dir: dir, goOn: make(chan struct{})}
+		p := &plugin{logger: slog.New(slog.NewTextHandler(&h.logged, nil)), requireLog: required}
+		p.keys.Store(k)
+		h.service = service{p: p}
+		id := k.set.current().KeyID
+		ciphertext, encapsulated, err := k.byID[id].Wrap(id, []byte("a seed"))
+		must(t, err)
+		h.encrypted = &kmsapi.DecryptRequest{Ciphertext: ciphertext, KeyId: id, Annotations: map[string][]byte{annotation: encapsulated}}
+		p.log = startRecorder(dir, key, nodelog.Options{Required: required, Logger: p.logger, Now: func() time.Time {
+			<-h.goOn
+			return time.Now()
+		}})
+		test(h)
+	})
+}
+
+// takes fails unless a call takes this long.
+func (h *hanging) takes(want time.Duration, what string, call func() error) {
+	h.t.Helper()
+	began := time.Now()
+	if err := call(); err != nil {
+		h.t.Errorf("%s: %v", what, err)
 	}
-	close(answer)
-	must(t, <-encrypted)
+	if took := time.Since(began); took != want {
+		h.t.Errorf("%s takes %v, want %v", what, took, want)
+	}
+}
+
+func (h *hanging) encrypt() error {
+	_, err := h.Encrypt(h.t.Context(), &kmsapi.EncryptRequest{Plaintext: []byte("a seed")})
+	return err
+}
+
+func (h *hanging) decryptIn(limit time.Duration) error {
+	ctx, cancel := context.WithTimeout(h.t.Context(), limit)
+	defer cancel()
+	_, err := h.Decrypt(ctx, h.encrypted)
+	return err
+}
+
+func (h *hanging) wantsLogged(times int, words string) {
+	h.t.Helper()
+	if n := strings.Count(h.logged.String(), words); n != times {
+		h.t.Errorf("%q was logged %d times, want %d: %s", words, n, times, h.logged.String())
+	}
+}
+
+func TestALogThatHangsKeepsNoCallAndNoEndWaiting(t *testing.T) {
+	if defaultPatience != time.Second {
+		t.Errorf("a call waits %v, want a second", defaultPatience)
+	}
+	hangs(t, false, func(h *hanging) {
+		h.takes(0, "status", func() error {
+			_, err := h.Status(h.t.Context(), nil)
+			return err
+		})
+		h.takes(patience, "encrypting", h.encrypt)
+		h.takes(time.Second, "decrypting with a deadline", func() error { return h.decryptIn(2 * time.Second) })
+		const more = 3
+		for range maxWaiting - 2 {
+			must(h.t, h.decryptIn(time.Millisecond))
+		}
+		for range more {
+			h.takes(0, "encrypting when the queue is full", h.encrypt)
+		}
+		h.wantsLogged(1, "does not answer in time\"")
+		h.takes(endTimeout, "the end", func() error { h.p.log.end(); return nil })
+		h.wantsLogged(1, "entries were not written\" entries=259")
+		close(h.goOn)
+		<-h.p.log.ended
+		wantsEntries(h.t, h.dir, 1, maxWaiting-1, more)
+	})
+}
+
+func TestALogThatAnswersAgainIsWaitedFor(t *testing.T) {
+	hangs(t, false, func(h *hanging) {
+		for range maxWaiting + 3 {
+			must(h.t, h.decryptIn(time.Millisecond))
+		}
+		close(h.goOn)
+		synctest.Wait()
+		must(h.t, h.encrypt())
+		wantsEntries(h.t, h.dir, 1, maxWaiting, 3)
+		h.p.log.end()
+		h.wantsLogged(1, "does not answer in time\"")
+		h.wantsLogged(1, "answers in time again")
+		h.wantsLogged(0, "not written")
+	})
+}
+
+func TestALogThatHangsRefusesSeedsWhenItIsRequired(t *testing.T) {
+	hangs(t, true, func(h *hanging) {
+		for range maxWaiting + 3 {
+			if err := h.decryptIn(time.Millisecond); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "does not answer in time") {
+				h.t.Fatalf("decrypting: %v", err)
+			}
+		}
+		h.p.log.end()
+		h.wantsLogged(1, "entries were not written\" entries=256")
+		close(h.goOn)
+		<-h.p.log.ended
+		wantsEntries(h.t, h.dir, 0, maxWaiting, 0)
+	})
+}
+
+// The reader of a pipe waits for its writer, as the reader of a file on a disk that hangs does.
+func TestThePluginServesAndEndsWhileTheLogIsOpened(t *testing.T) {
+	t.Parallel()
+	dir := initialized(t, newCustody(t), newKMS(t))
+	_, n, err := ReadNode(dir)
+	must(t, err)
+	key, err := dualsig.ParsePublicKey(n.PublicKey)
+	must(t, err)
+	folder := nodelog.Folder(dir, key.ID())
+	must(t, os.MkdirAll(folder, 0o700))
+	pipe := filepath.Join(folder, "00000000000000000001.jsonl")
+	must(t, syscall.Mkfifo(pipe, 0o600))
+
+	p := start(t, dir)
+	p.status(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	_, err = p.Encrypt(ctx, &kmsapi.EncryptRequest{Plaintext: []byte("a seed")})
+	must(t, err)
+	must(t, p.stop())
+	p.log.await(t, "entries=1")
+	refused(t, "another plugin, while this one may write yet", Serve(ctx, Config{Dir: dir, Socket: p.socket}), "another plugin serves")
+
+	must(t, os.WriteFile(pipe, []byte("no entry\n"), 0o600))
+	lock, err := os.Open(filepath.Join(dir, "serve.lock"))
+	must(t, err)
+	defer lock.Close()
+	must(t, syscall.Flock(int(lock.Fd()), syscall.LOCK_EX))
+	wantsEntries(t, dir, 1, 0, 0)
 }
 
 func TestTheLogGoesOnWhenTheIdentityMovesToAnotherKMSKey(t *testing.T) {

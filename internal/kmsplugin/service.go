@@ -71,7 +71,7 @@ func (s service) Status(context.Context, *kmsapi.StatusRequest) (*kmsapi.StatusR
 }
 
 // Encrypt implements the interface of KMS v2.
-func (s service) Encrypt(_ context.Context, r *kmsapi.EncryptRequest) (*kmsapi.EncryptResponse, error) {
+func (s service) Encrypt(ctx context.Context, r *kmsapi.EncryptRequest) (*kmsapi.EncryptResponse, error) {
 	defer clear(r.GetPlaintext())
 	if n := len(r.GetPlaintext()); n == 0 || n > envelope.MaxEtcdSeed {
 		return nil, status.Errorf(codes.InvalidArgument, "plaintext has %d bytes: it must have 1 to %d", n, envelope.MaxEtcdSeed)
@@ -82,14 +82,14 @@ func (s service) Encrypt(_ context.Context, r *kmsapi.EncryptRequest) (*kmsapi.E
 	if err != nil {
 		return nil, s.p.failed(codes.Internal, "wrapping a seed failed", id, err)
 	}
-	if err := s.p.record(nodelog.Wrapped, id, ciphertext); err != nil {
+	if err := s.p.record(ctx, nodelog.Wrapped, id, ciphertext); err != nil {
 		return nil, err
 	}
 	return &kmsapi.EncryptResponse{Ciphertext: ciphertext, KeyId: id, Annotations: map[string][]byte{annotation: encapsulated}}, nil
 }
 
 // Decrypt implements the interface of KMS v2.
-func (s service) Decrypt(_ context.Context, r *kmsapi.DecryptRequest) (*kmsapi.DecryptResponse, error) {
+func (s service) Decrypt(ctx context.Context, r *kmsapi.DecryptRequest) (*kmsapi.DecryptResponse, error) {
 	k, id := s.p.keys.Load(), r.GetKeyId()
 	key := k.byID[id]
 	if key == nil {
@@ -104,7 +104,7 @@ func (s service) Decrypt(_ context.Context, r *kmsapi.DecryptRequest) (*kmsapi.D
 	if err != nil {
 		return nil, s.p.failed(codes.InvalidArgument, "a seed was refused", id, err)
 	}
-	if err := s.p.record(nodelog.Opened, id, r.GetCiphertext()); err != nil {
+	if err := s.p.record(ctx, nodelog.Opened, id, r.GetCiphertext()); err != nil {
 		clear(seed)
 		return nil, err
 	}
@@ -113,10 +113,10 @@ func (s service) Decrypt(_ context.Context, r *kmsapi.DecryptRequest) (*kmsapi.D
 
 // record enters a seed into the node's log. A seed that is refused has no entry, because whoever writes
 // to etcd could fill the log with them.
-func (p *plugin) record(kind nodelog.Kind, keyID string, ciphertext []byte) error {
-	err := p.log.Append(kind, keyID, ciphertext)
+func (p *plugin) record(ctx context.Context, kind nodelog.Kind, keyID string, ciphertext []byte) error {
+	err := p.log.record(ctx, kind, keyID, ciphertext)
 	switch {
-	case err == nil || !p.refuses:
+	case err == nil || !p.requireLog:
 		return nil
 	case errors.Is(err, nodelog.ErrFull):
 		return p.failed(codes.ResourceExhausted, "a seed was refused, because --require-log is set", keyID, err)

@@ -118,6 +118,34 @@ func (w *walk) read(r io.Reader) (size int64, err error) {
 	}
 }
 
+// readFrom is read for a file whose name says with which sequence it begins.
+func (w *walk) readFrom(f *os.File, first uint64) (size int64, err error) {
+	before := w.last
+	size, err = w.read(f)
+	if err != nil {
+		return size, fmt.Errorf("%s: %w", f.Name(), err)
+	}
+	from := w.sum.From
+	if before != nil {
+		from = before.Sequence + 1
+	}
+	if w.last != before && from != first {
+		return size, &damagedError{fmt.Errorf("%s begins with entry %d", f.Name(), from)}
+	}
+	return size, nil
+}
+
+// openFrom is readFrom for a path.
+func (w *walk) openFrom(path string, first uint64) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	_, err = w.readFrom(f, first)
+	return err
+}
+
 func (w *walk) add(e *Entry) error {
 	if w.last != nil && !e.Follows(w.last) {
 		return &damagedError{fmt.Errorf("entry %d of chain %.32q does not follow entry %d of chain %s: entries between them are missing, or were changed", e.Sequence, e.Chain, w.last.Sequence, w.last.Chain)}

@@ -46,6 +46,7 @@ type node struct {
 	logged bytes.Buffer
 
 	required bool
+	sync     func(*os.File) error
 	log      *Log
 }
 
@@ -59,7 +60,7 @@ func newNode(t testing.TB, limit int) *node {
 
 func (n *node) open() {
 	n.log = Open(n.dir, n.key, Options{
-		Limit: n.limit, Required: n.required, Now: func() time.Time { return start }, Logger: slog.New(slog.NewTextHandler(&n.logged, nil)),
+		Limit: n.limit, Required: n.required, sync: n.sync, Now: func() time.Time { return start }, Logger: slog.New(slog.NewTextHandler(&n.logged, nil)),
 	})
 }
 

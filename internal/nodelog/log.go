@@ -33,6 +33,9 @@ type Options struct {
 
 	// Required says that the caller refuses what cannot be recorded. Then it is not counted as dropped.
 	Required bool
+
+	// sync is [os.File.Sync]. A test sees when it is called, and has it fail.
+	sync func(*os.File) error
 }
 
 // Log is the log of a node's key in the directory of its plugin, to which one process appends. It is
@@ -48,15 +51,15 @@ type Log struct {
 	options Options
 	perFile int // entries
 
-	mu      sync.Mutex
-	ready   bool // the end of the log was found
-	closed  bool
-	started bool     // there is an entry for this process, or it is unsure
-	last    *Entry   // nil: the log has none
-	files   []uint64 // first sequences of the files
-	newest  file     // zero: the next entry begins another
-	unsure  *line    // in the newest file as a whole, in part or not at all; nil: none
-	dropped uint64   // seeds without an entry
+	mu        sync.Mutex
+	ready     bool // the end of the log was found
+	closed    bool
+	started   bool     // there is an entry for this process, or it is unsettled
+	last      *Entry   // nil: the log has none
+	files     []uint64 // first sequences of the files
+	newest    file     // zero: the next entry begins another
+	unsettled *line    // in the newest file as a whole, in part or not at all; nil: none
+	dropped   uint64   // seeds without an entry
 
 	trouble string // why the log takes no entries; "": it does
 	missed  uint64 // seeds that were dropped since the trouble began
@@ -88,14 +91,17 @@ func Open(dir string, key *dualsig.PrivateKey, o Options) *Log {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
+	if o.sync == nil {
+		o.sync = (*os.File).Sync
+	}
 	l := &Log{folder: Folder(dir, key.Public().ID()), key: key, options: o, perFile: max(1, min(maxPerFile, o.Limit/2))}
 	l.report(l.flush(1))
 	return l
 }
 
-// Append records that a seed was wrapped or opened by a generation, on disk. What cannot be written is
-// not counted as dropped: it is tried again with the next entry. So an entry may also be of a seed that the
-// caller has refused for this error.
+// Append records that a seed was wrapped or opened by a generation, on disk. An entry that was signed and
+// could not be written is kept: the next call writes it first, so an entry may also be of a seed that the
+// caller has refused for this error. When there was no room to sign one, the seed is counted as dropped.
 func (l *Log) Append(kind Kind, keyID string, ciphertext []byte) error {
 	seed := sha3.Sum256(ciphertext)
 	l.mu.Lock()
@@ -119,15 +125,23 @@ func (l *Log) Append(kind Kind, keyID string, ciphertext []byte) error {
 	return err
 }
 
+// Drop counts seeds that were wrapped or opened and for which [Log.Append] was not called. It writes
+// nothing: the next call that writes records the number.
+func (l *Log) Drop(seeds uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.dropped += seeds
+}
+
 // Close tries to record what was dropped, logs what could not be recorded, and returns its number.
 func (l *Log) Close() (lost uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.dropped > 0 || l.unsure != nil {
+	if l.dropped > 0 || l.unsettled != nil {
 		l.report(l.flush(0))
 	}
 	lost = l.dropped
-	if e := l.unsure; e != nil && e.Kind == Dropped {
+	if e := l.unsettled; e != nil && e.Kind == Dropped {
 		lost += e.Count
 	} else if e != nil && e.Kind != Started && !l.options.Required {
 		lost++
@@ -161,7 +175,7 @@ func (l *Log) flush(more int) error {
 		}
 		l.ready = true
 	}
-	if l.unsure != nil {
+	if l.unsettled != nil {
 		if err := l.settle(); err != nil {
 			return err
 		}
@@ -210,25 +224,25 @@ func (l *Log) sign(e *Entry) error {
 	if err != nil {
 		return fmt.Errorf("signing an entry of this node's log: %w", err)
 	}
-	l.unsure = &line{e, encoded}
+	l.unsettled = &line{e, encoded}
 	return nil
 }
 
 // settle writes the entry that is signed to disk.
 func (l *Log) settle() error {
-	err := l.prepareFile(l.unsure.Sequence)
+	err := l.prepareFile(l.unsettled.Sequence)
 	if err == nil {
-		_, err = l.newest.WriteAt(l.unsure.encoded, l.newest.size)
+		_, err = l.newest.WriteAt(l.unsettled.encoded, l.newest.size)
 	}
 	if err == nil {
-		err = l.newest.Sync()
+		err = l.options.sync(l.newest.File)
 	}
 	if err != nil {
 		return fmt.Errorf("writing the log of this node: %w", durable.ExplainRefusal(l.folder, err))
 	}
-	l.newest.size += int64(len(l.unsure.encoded))
+	l.newest.size += int64(len(l.unsettled.encoded))
 	l.newest.entries++
-	l.last, l.unsure = l.unsure.Entry, nil
+	l.last, l.unsettled = l.unsettled.Entry, nil
 	return nil
 }
 
@@ -331,19 +345,23 @@ func (l *Log) room() int {
 	return l.options.Limit - held
 }
 
-// find looks for the last entry, and cuts off what follows it: an entry whose writing a crash has ended
-// was never answered. What does not verify is moved aside.
+// find verifies the log, looks for its last entry, and cuts off what follows it: an entry whose writing a
+// crash has ended was never answered. What does not verify is moved aside.
 func (l *Log) find() error {
 	for {
 		files, err := list(l.folder)
-		if err != nil || len(files) == 0 {
-			l.files = nil
+		if err != nil {
 			return err
 		}
 		l.files = files
-		err = l.findIn(files[len(files)-1])
+		if len(files) == 0 {
+			return l.warnIfGone()
+		}
+		err = l.findIn(files)
 		var damaged *damagedError
 		if errors.As(err, &damaged) {
+			l.closeFile()
+			l.last = nil
 			return l.setAside(err)
 		}
 		if err != nil || l.last != nil {
@@ -352,38 +370,86 @@ func (l *Log) find() error {
 	}
 }
 
-// findIn opens the newest file, or removes it when it has no entry.
-func (l *Log) findIn(first uint64) error {
-	path := filepath.Join(l.folder, fileName(first))
-	f, err := os.OpenFile(path, os.O_RDWR, 0)
-	if err != nil {
+// warnIfGone warns when the folder exists, because whoever made it has written entries.
+func (l *Log) warnIfGone() error {
+	_, err := os.Stat(l.folder)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err == nil {
+		l.options.Logger.Warn("the log of this node is gone, a new one begins", "folder", l.folder, "shipped", readShipped(l.folder).Sequence)
+	}
+	return err
+}
+
+// findIn verifies all files, and opens the newest one. It removes the newest one when that has no entry.
+func (l *Log) findIn(files []uint64) error {
+	s := readShipped(l.folder)
+	w := &walk{key: l.key.Public(), visit: func(e *Entry) error { return compare(e, s) }}
+	older, newest := files[:len(files)-1], files[len(files)-1]
+	for _, first := range older {
+		if err := w.openFrom(filepath.Join(l.folder, fileName(first)), first); err != nil {
+			return err
+		}
+	}
+	held := w.sum.Count()
+	f, size, err := l.openNewest(w, newest)
+	if err != nil || f == nil {
 		return err
 	}
-	w := &walk{key: l.key.Public()}
-	size, err := w.read(f)
-	if err == nil && w.last != nil && w.sum.From != first {
-		err = &damagedError{fmt.Errorf("%s begins with entry %d", path, w.sum.From)}
-	}
-	if err == nil && w.last == nil {
-		err = os.Remove(path)
-	} else if err == nil {
-		err = cut(f, size)
-	}
-	if err != nil || w.last == nil {
+	if w.last.Chain == s.Chain && w.last.Sequence < s.Sequence {
 		_ = f.Close() // nothing was written
-		return err
+		return &damagedError{fmt.Errorf("the log ends with entry %d, and was shipped until entry %d", w.last.Sequence, s.Sequence)}
 	}
-	l.newest, l.last = file{f, size, int(w.sum.Count())}, w.last
+	l.newest, l.last = file{f, size, int(w.sum.Count() - held)}, w.last
 	return nil
 }
 
-// cut shortens a file to this size.
-func cut(f *os.File, size int64) error {
+// compare finds an entry that is another one than was shipped.
+func compare(e *Entry, s *shipped) error {
+	if e.Chain != s.Chain {
+		return nil
+	}
+	if e.Sequence == s.Sequence && e.Hash() != s.Hash || e.Sequence == s.Sequence+1 && e.Previous != s.Hash {
+		return &damagedError{fmt.Errorf("entry %d is not the one that was shipped, whose hash is %.64q", s.Sequence, s.Hash)}
+	}
+	return nil
+}
+
+// openNewest verifies the newest file as well, and returns it and the bytes of its entries. It returns no
+// file when there was no entry, and removes it.
+func (l *Log) openNewest(w *walk, first uint64) (*os.File, int64, error) {
+	path := filepath.Join(l.folder, fileName(first))
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return nil, 0, err
+	}
+	before := w.last
+	size, err := w.readFrom(f, first)
+	empty := err == nil && w.last == before
+	if empty {
+		err = os.Remove(path)
+	} else if err == nil {
+		err = l.cut(f, size)
+	}
+	if err != nil || empty {
+		_ = f.Close() // no entry was written
+		return nil, 0, err
+	}
+	return f, size, nil
+}
+
+// cut shortens a file to this size, and syncs it: the last process may have ended between a write and its
+// sync, and what follows must not stay on disk without what is before.
+func (l *Log) cut(f *os.File, size int64) error {
 	info, err := f.Stat()
-	if err != nil || info.Size() == size {
+	if err == nil && info.Size() != size {
+		err = f.Truncate(size)
+	}
+	if err != nil {
 		return err
 	}
-	return errors.Join(f.Truncate(size), f.Sync())
+	return l.options.sync(f)
 }
 
 // setAside renames the folder of a log that does not verify, so that another one begins.

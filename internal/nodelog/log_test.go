@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"slices"
@@ -12,6 +13,8 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+
+	"github.com/latticekeep/latticekeep/internal/canonical"
 )
 
 func TestEntriesAreOnDiskAndFormOneChainOverRestarts(t *testing.T) {
@@ -123,6 +126,149 @@ func TestADamagedLogIsKeptAsideAndAnotherBegins(t *testing.T) {
 	}
 }
 
+// filled returns a node whose log has entries 1 to 12 in files of 4.
+func filled(t *testing.T) *node {
+	t.Helper()
+	n := newNode(t, 0)
+	n.log.perFile = 4
+	n.append(11)
+	if len(n.paths()) != 3 {
+		t.Fatalf("the files are %v", n.paths())
+	}
+	return n
+}
+
+// wantsAside fails unless a start sets the log aside and begins another chain.
+func (n *node) wantsAside(what string) {
+	n.t.Helper()
+	chain := readEntry(n.t, n.newest()).Chain
+	n.restart()
+	n.append(1)
+	if s := n.verify(); s.Chain == chain || s.To != 2 || len(damaged(n.t, n)) != 1 {
+		n.t.Errorf("%s: the log goes on with %+v", what, s)
+	}
+}
+
+func readEntry(t testing.TB, path string) *Entry {
+	t.Helper()
+	e := new(Entry)
+	line, _, _ := bytes.Cut(readFile(t, path), []byte("\n"))
+	must(t, canonical.Decode(append(line, '\n'), e))
+	return e
+}
+
+func TestDamageInAnOlderFileIsFoundAtTheStart(t *testing.T) {
+	for what, damage := range map[string]func(path string){
+		"a changed byte": func(path string) {
+			writeFile(t, path, bytes.Replace(readFile(t, path), []byte("1-ab"), []byte("1-ac"), 1))
+		},
+		"a shorter file": func(path string) {
+			b := readFile(t, path)
+			writeFile(t, path, b[:len(b)-1])
+		},
+		"a missing file": func(path string) { must(t, os.Remove(path)) },
+		"another name":   func(path string) { must(t, os.Rename(path, filepath.Join(filepath.Dir(path), fileName(6)))) },
+	} {
+		n := filled(t)
+		damage(n.paths()[1])
+		n.wantsAside(what)
+	}
+}
+
+func TestALogThatEndsBeforeWhatWasShippedOrDiffersIsSetAside(t *testing.T) {
+	for what, x := range map[string]struct {
+		sequence uint64
+		hash     string
+		keep     int
+	}{
+		"the end is missing":         {12, "", 2},
+		"another entry was shipped":  {6, Genesis, 3},
+		"another one before the log": {4, Genesis, -1},
+	} {
+		n := filled(t)
+		s := n.verify()
+		position := &shipped{formatVersion, s.Chain, x.sequence, s.LastHash}
+		if x.hash != "" {
+			position.Hash = x.hash
+		}
+		must(t, position.write(n.folder()))
+		paths := n.paths()
+		if x.keep < 0 {
+			must(t, os.Remove(paths[0]))
+		} else {
+			for _, path := range paths[x.keep:] {
+				must(t, os.Remove(path))
+			}
+		}
+		n.wantsAside(what)
+	}
+}
+
+func TestALogThatWasShippedGoesOn(t *testing.T) {
+	n := filled(t)
+	n.ships(newDeployment(t), 1, 12)
+	n.restart()
+	n.wants(13, 11, 0)
+	n.restart()
+	n.wants(14, 11, 0)
+	must(t, os.Remove(n.paths()[0]))
+	n.restart()
+	if s := n.verify(); s.From != 5 || s.To != 15 || len(damaged(t, n)) > 0 {
+		t.Errorf("the log goes on with %+v", s)
+	}
+}
+
+func TestANewChainInAFolderThatExistsIsAWarning(t *testing.T) {
+	n := newNode(t, 0)
+	n.append(1)
+	if strings.Contains(n.logged.String(), "is gone") {
+		t.Errorf("the first start warns: %s", n.logged.String())
+	}
+	n.ships(newDeployment(t), 1, 2)
+	must(t, os.Remove(n.newest()))
+	n.restart()
+	n.wantsLogged("the log of this node is gone, a new one begins")
+	n.wantsLogged("shipped=2")
+	must(t, os.Remove(filepath.Join(n.folder(), shippedFile)))
+	must(t, os.Remove(n.newest()))
+	n.restart()
+	n.wantsLogged("shipped=0")
+	n.wants(1, 0, 0)
+}
+
+// The last process may have written an entry, and ended before it was synced.
+func TestTheNewestFileIsSyncedBeforeTheLogGoesOn(t *testing.T) {
+	n := newNode(t, 0)
+	n.append(2)
+	whole := readFile(t, n.newest())
+	failed := errors.New("the disk fails")
+	n.sync = func(*os.File) error { return failed }
+	n.restart()
+	if err := n.log.Append(Wrapped, "1-ab", nil); !errors.Is(err, failed) {
+		t.Errorf("the sync fails: %v", err)
+	}
+	if b := readFile(t, n.newest()); !bytes.Equal(b, whole) {
+		t.Errorf("the log went on before it was synced: %d bytes, want %d", len(b), len(whole))
+	}
+	n.sync = nil
+	n.restart()
+	n.append(1)
+	n.wants(5, 3, 0)
+}
+
+func TestWhatTheCallerDropsIsInTheNextEntry(t *testing.T) {
+	n := newNode(t, 0)
+	n.log.Drop(3)
+	n.wants(1, 0, 0)
+	n.append(1)
+	n.wants(3, 1, 3)
+	n.log.Drop(2)
+	if lost := n.log.Close(); lost != 0 {
+		t.Errorf("%d are lost, want none", lost)
+	}
+	n.wants(4, 1, 5)
+}
+
 func replaced(lines [][]byte, from, to string) [][]byte {
 	lines[2] = bytes.Replace(lines[2], []byte(from), []byte(to), 1)
 	return lines
@@ -222,8 +368,17 @@ func TestFilesThatWereShippedMakeRoom(t *testing.T) {
 	}
 }
 
-// A limit of the process's files ends a write in the middle, as a full disk does.
+// A limit of the process's files ends a write in the middle, as a full disk does. The limit would also hold
+// for what the testing package writes, so the test runs in a process of its own.
 func TestAFailedWriteIsTriedAgainAndTheOthersAreCounted(t *testing.T) {
+	if os.Getenv("LATTICEKEEP_TEST_LIMIT") == "" {
+		c := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
+		c.Env = append(os.Environ(), "LATTICEKEEP_TEST_LIMIT=1")
+		if out, err := c.CombinedOutput(); err != nil || !bytes.Contains(out, []byte("--- PASS: "+t.Name())) {
+			t.Errorf("in a process of its own: %v\n%s", err, out)
+		}
+		return
+	}
 	n := newNode(t, 0)
 	n.append(2)
 	info, err := os.Stat(n.newest())
