@@ -187,6 +187,7 @@ func TestAForkIsFoundWhateverShippedJSONSays(t *testing.T) {
 	n.append(2)
 	n.ships(d, 1, 6)
 	writeFile(t, n.newest(), fork)
+	must(t, os.Remove(filepath.Join(n.folder(), shippedFile)))
 	n.restart()
 	n.append(5)
 	behind := entries(t, n)[6]
