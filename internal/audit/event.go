@@ -111,7 +111,7 @@ const (
 	InventoryReviewed      EventType = "INVENTORY_REVIEWED"   // a member looked at the inventory
 	ReviewNoteErased       EventType = "REVIEW_NOTE_ERASED"   // the note of a review
 	NamesErased            EventType = "NAMES_ERASED"         // past names of something that has another name or is gone
-	NodeLogRecorded        EventType = "NODE_LOG_RECORDED"    // which entries the log of a node had then
+	NodeLogRecorded        EventType = "NODE_LOG_RECORDED"    // the log of a node had these entries then
 	RateLimited            EventType = "RATE_LIMITED"         // at most once per principal and minute
 	AccessRefused          EventType = "ACCESS_REFUSED"       // no principal; once per source and minute, at most 64 a minute, in the tenant system
 )

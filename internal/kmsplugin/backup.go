@@ -16,10 +16,12 @@ import (
 
 // backup is a key set with the secrets that a KMS key wraps in it. Whoever has it reads all Secrets.
 type backup struct {
-	Version int      `json:"version"`
-	File    []byte   `json:"key_set_file"`
-	Seed    []byte   `json:"signer_seed"`
-	Secrets [][]byte `json:"secrets"` // of the generations of the key set, in its order
+	Version int    `json:"version"`
+	File    []byte `json:"key_set_file"`
+	Seed    []byte `json:"signer_seed"`
+
+	// Secrets has those of each generation, in the order of the key set.
+	Secrets [][]byte `json:"secrets"`
 }
 
 func (b *backup) clear() {

@@ -24,8 +24,9 @@ import (
 )
 
 const (
-	maxNodes = 1000 // of a tenant
-	maxLogs  = 8    // of a node: its newest ones
+	// maxNodes bounds the nodes of a tenant, and maxLogs the logs of a node, of which the newest ones stay.
+	maxNodes = 1000
+	maxLogs  = 8
 )
 
 // Service records the logs of nodes. It is safe for concurrent use.
@@ -47,7 +48,8 @@ type Position struct {
 
 // node is what the row of a node holds.
 type node struct {
-	Logs []Position `json:"logs"` // of the node, the newest log last
+	// Logs has the newest log of the node last.
+	Logs []Position `json:"logs"`
 }
 
 func prefix(p authz.Principal) []byte { return []byte("node-log/" + string(p.Tenant) + "/") }
