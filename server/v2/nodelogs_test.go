@@ -208,4 +208,12 @@ func TestATenantHasTheLogsOfSoManyNodes(t *testing.T) {
 		t.Error(text)
 	}
 	l.sends(s, key, 3, 4, 4, true)
+
+	// Of a node that begins new logs, the newest eight are known.
+	for range 7 {
+		newNodeLog(t, 'a', 7).sends(s, key, 1, 1, 1, true)
+	}
+	l.sends(s, key, 1, 2, 4, false)
+	newNodeLog(t, 'a', 7).sends(s, key, 1, 1, 1, true)
+	l.sends(s, key, 1, 2, 2, true)
 }
