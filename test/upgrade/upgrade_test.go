@@ -490,6 +490,7 @@ var rows = map[string]string{
 	"review-note/": "later than the fixture",
 	"access/":      "later than the fixture",
 	"released/":    "later than the fixture",
+	"node-log/":    "later than the fixture",
 
 	"kept/": "later than the fixture", "kept-rules/": "later than the fixture", "settings/": "later than the fixture", "details/": "later than the fixture", "last-read/": "later than the fixture", "past-name/": "later than the fixture", "lifetime/": "later than the fixture",
 	"webhook/": "later than the fixture", "webhook-delivery/": "later than the fixture", "webhook-outbox/": "later than the fixture", "webhook-attempt/": "later than the fixture",
