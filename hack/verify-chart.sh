@@ -21,6 +21,8 @@ for values in charts/latticekeep/ci/*.yaml; do
     "$BIN/tools/helm" lint --strict --quiet --values "$values" charts/latticekeep
     "$BIN/tools/helm" template latticekeep charts/latticekeep --namespace latticekeep-system --values "$values" | check "$values"
 done
-for folder in config/*/; do
+for file in config/*/kustomization.yaml; do
+    folder=${file%kustomization.yaml}
     kubectl kustomize "$folder" | check "$folder"
 done
+check config/kms-plugin/static-pod.yaml <config/kms-plugin/static-pod.yaml
