@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Lints the chart, and renders it with each file of charts/latticekeep/ci and config/ with kustomize, and holds every object against the strict
+# Lints the chart, renders it with each file of charts/latticekeep/ci and config/ with kustomize, and holds every object, and the static pod, against the strict
 # schema of its kind. BIN is where the compiled tools are.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -135,6 +135,19 @@ func (w *walk) readFrom(f *os.File, first uint64) (size int64, err error) {
 	return size, nil
 }
 
+// open is read for a path.
+func (w *walk) open(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if _, err := w.read(f); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return nil
+}
+
 // openFrom is readFrom for a path.
 func (w *walk) openFrom(path string, first uint64) error {
 	f, err := os.Open(path)
@@ -206,18 +219,6 @@ func NodeOf(path string) (string, error) {
 		return "", fmt.Errorf("%s: decoding the first entry: %w", path, err)
 	}
 	return e.Node, nil
-}
-
-func (w *walk) open(path string) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if _, err := w.read(f); err != nil {
-		return fmt.Errorf("%s: %w", path, err)
-	}
-	return nil
 }
 
 // VerifyFolder verifies the log of a node's key in the directory of its plugin, which may serve

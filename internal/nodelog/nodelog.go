@@ -9,7 +9,7 @@
 //   - an entry is on disk when [Log.Append] returns without an error, and what has no entry is counted in
 //     a later one, unless the process ends before;
 //   - a sequence is never written with two hashes, whatever fails, so what was shipped stays true;
-//   - the files have a bound, and only what was shipped is removed.
+//   - the files have a bound, and only what a deployment says that it has recorded is removed.
 package nodelog
 
 import (

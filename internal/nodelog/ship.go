@@ -126,8 +126,8 @@ func unshipped(folder string, key *dualsig.PublicKey, position *shipped) (first,
 		}
 		return nil
 	}
-	// What was read is synced before it is shipped: an entry that was shipped, and then lost in a crash,
-	// would look like one that was changed.
+	// The files are synced before their entries are shipped. Otherwise a crash could lose an entry that was
+	// shipped, and the log would look changed.
 	if err := w.readFolder(folder, (*os.File).Sync); err != nil {
 		return nil, nil, fmt.Errorf("reading the log of this node: %w", err)
 	}
