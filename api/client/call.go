@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/url"
 	"reflect"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -30,6 +31,7 @@ type call struct {
 	isAnonymous  bool       // it carries no credential
 	isProbe      bool       // it asks about the present moment and is never repeated
 	isLasting    bool       // its answer may take as long as the context allows
+	wait         int        // seconds that the server may wait for a change; 0 for none
 	credential   credential // unless it is zero, the call carries this credential, and a 401 does not renew the session
 	refreshToken string     // refresh token that the call carries; "" for none
 }
@@ -94,7 +96,21 @@ func IfNoneMatch() CallOption {
 	return func(c *call) { *c = c.withHeader("If-None-Match", "*") }
 }
 
-// EntityTag stores the ETag of the credential that the call reads in tag, for [IfMatch].
+// OtherThan makes a read of a credential answer only while it has another ETag than tag, as it has for
+// each version. Otherwise the error is [ErrNotModified]. The ETag of an earlier read comes from [EntityTag].
+func OtherThan(tag string) CallOption {
+	return func(c *call) { *c = c.withHeader("If-None-Match", tag) }
+}
+
+// Wait lets the server wait for up to so many seconds, 1 to 55, until [OtherThan] holds. It answers at
+// once then.
+func Wait(seconds int) CallOption { return func(c *call) { c.wait = seconds } }
+
+// Bearer sends the call as the holder of a token, such as that of a ServiceAccount, instead of the
+// client's own credential. Read the token again for each call: the kubelet replaces it.
+func Bearer(token string) CallOption { return func(c *call) { c.credential = bearer(token, 0) } }
+
+// EntityTag stores the ETag of the credential that the call reads in tag, for [IfMatch] and [OtherThan].
 func EntityTag(tag *string) CallOption { return func(c *call) { c.entityTag = tag } }
 
 // changed returns the call with its options.
@@ -149,8 +165,12 @@ func (c call) request(ctx context.Context, base string) (*http.Request, error) {
 			return nil, err
 		}
 		address = base + path
-		if query := queryOf(c.parameters).Encode(); query != "" {
-			address += "?" + query
+		query := queryOf(c.parameters)
+		if c.wait != 0 {
+			query.Set("wait", strconv.Itoa(c.wait))
+		}
+		if len(query) > 0 {
+			address += "?" + query.Encode()
 		}
 	}
 	var body io.Reader

@@ -12,6 +12,7 @@ import (
 
 // Targets for errors.Is on an [*Error]. Each stands for the statuses that need the same reaction.
 var (
+	ErrNotModified        = errors.New("not modified")            // 304: what OtherThan names is still there
 	ErrInvalid            = errors.New("invalid request")         // 400, 413, 415, 422: change the request
 	ErrUnauthenticated    = errors.New("authentication required") // 401: use another key, or sign in again
 	ErrForbidden          = errors.New("access denied")           // 403: needs another scope; in the vault also: there is no such credential
@@ -58,6 +59,8 @@ func (e *Error) Error() string {
 // Is reports whether target is the error that stands for the status.
 func (e *Error) Is(target error) bool {
 	switch e.Status {
+	case http.StatusNotModified:
+		return target == ErrNotModified
 	case http.StatusBadRequest, http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType, http.StatusUnprocessableEntity:
 		return target == ErrInvalid
 	case http.StatusUnauthorized:
