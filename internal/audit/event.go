@@ -189,6 +189,8 @@ const (
 	AttributeVersion = "version" // version of a credential, decimal
 	AttributeDigest  = "digest"  // digest of the credential's record as the vault stores it, lower-case hex
 	AttributeReason  = "reason"  // why something was denied or failed; one of a few fixed words
+	AttributeRepeats = "repeats" // how many of the same events the entry stands for, decimal
+	AttributeWait    = "wait"    // "true": the caller waited for another version of the credential
 
 	// AttributeOverlapUntil says until when a rotation leaves the previous version readable, in RFC
 	// 3339.

@@ -3,6 +3,7 @@ package guard
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -32,6 +33,7 @@ type Guard struct {
 	known     limit // refusals of principals
 	retried   limit // refusals of principals that retry by themselves
 	events    limit // events that are recorded once a minute at most
+	repeats   repeats
 }
 
 // New returns a guard for the log.
@@ -42,6 +44,7 @@ func New(l *writer.Log) *Guard {
 		known:     limit{period: time.Minute},
 		retried:   limit{period: time.Hour},
 		events:    limit{period: time.Minute},
+		repeats:   repeats{of: make(map[string]*repeated)},
 	}
 }
 
@@ -198,6 +201,38 @@ func (g *Guard) RecordOncePerMinute(ctx context.Context, e audit.Event) error {
 		g.events.forget(who, what)
 	}
 	return err
+}
+
+// RecordRepeated records an event that callers cause again and again, once an hour for each principal, pod,
+// resource and set of attributes. [audit.AttributeRepeats] of an entry says how many events it stands for:
+// itself, and those that were only counted since the entry before. What is left at the end of an hour
+// without another event is recorded by [Guard.RecordRepetitions].
+func (g *Guard) RecordRepeated(ctx context.Context, e audit.Event) error {
+	key := fmt.Sprint(e.Principal.Tenant, " ", e.Principal.ID, " ", e.Principal.Pod, " ", e.Type, e.Outcome, e.Resource, e.Attributes)
+	hour := g.log.Now().Truncate(time.Hour)
+	n, counted := g.repeats.begin(key, e, hour)
+	if counted {
+		return nil
+	}
+	err := g.Record(ctx, standingFor(e, n))
+	if err != nil {
+		g.repeats.undo(key, n-1) // the caller gets no answer
+	}
+	return err
+}
+
+// RecordRepetitions records the repetitions of the hours that are over, or at the end of the process those
+// of this hour, too.
+func (g *Guard) RecordRepetitions(ctx context.Context, all bool) error {
+	var errs []error
+	hour := g.log.Now().Truncate(time.Hour)
+	for key, known := range g.repeats.take(hour, all) {
+		if err := g.Record(ctx, standingFor(known.last, known.count)); err != nil {
+			g.repeats.giveBack(key, known)
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // AcceptRollback begins a new epoch above the lost entries that an [audit.RollbackError] names, and

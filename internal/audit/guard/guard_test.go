@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -143,4 +144,66 @@ func TestTheLogAcceptsNoRollbackWithoutPermission(t *testing.T) {
 	if !errors.Is(f.Log.HaltedBy(), lost) {
 		t.Error("the halt ended")
 	}
+}
+
+// A repetition that could not be recorded is not lost, and nobody is answered without an entry.
+func TestRepetitionsAreCountedAndNeverLost(t *testing.T) {
+	f := audittest.NewFixture(t)
+	event := audit.Event{
+		Type: audit.CredentialListed, Outcome: audit.Success, Principal: audittest.Principal(audittest.TenantA),
+		Resource: audit.Resource{Type: audit.CredentialResource, ID: "a"}, Attributes: map[string]string{audit.AttributeVersion: "1"},
+	}
+	ended, end := context.WithCancel(t.Context())
+	end()
+	var want []string
+	record := func(ctx context.Context, e audit.Event, repeats ...string) {
+		t.Helper()
+		if err := f.Log.Guard.RecordRepeated(ctx, e); err != nil && ctx.Err() == nil {
+			t.Error(err)
+		}
+		want = append(want, repeats...)
+		if got := repeatsOf(f); !slices.Equal(got, want) {
+			t.Errorf("%v, want %v", got, want)
+		}
+	}
+	if err := f.Log.Guard.RecordRepeated(ended, event); err == nil {
+		t.Error("an answer without an entry")
+	}
+	record(t.Context(), event, "1")
+	record(ended, event) // only counted
+	for _, change := range []func(*audit.Event){
+		func(e *audit.Event) { e.Principal.Tenant = audittest.TenantB },
+		func(e *audit.Event) { e.Principal.ID = "other" },
+		func(e *audit.Event) { e.Principal.Pod = "other" },
+		func(e *audit.Event) { e.Resource.ID = "b" },
+		func(e *audit.Event) { e.Attributes = map[string]string{audit.AttributeVersion: "2"} },
+	} {
+		other := event
+		change(&other)
+		record(t.Context(), other, "1")
+	}
+	f.Advance(time.Hour)
+	record(ended, event)            // the entry is not written, and what was counted is kept
+	record(t.Context(), event, "2") // itself, and that of the hour before; the failed one had no answer
+	record(t.Context(), event)
+	f.Advance(time.Hour)
+	if err := f.Log.Guard.RecordRepetitions(ended, false); err == nil {
+		t.Error("it says nothing of entries that are not written")
+	}
+	for range 2 { // the second finds nothing
+		if err := f.Log.Guard.RecordRepetitions(t.Context(), false); err != nil {
+			t.Error(err)
+		}
+	}
+	record(t.Context(), event, "1", "1")
+}
+
+// repeatsOf returns how many events the entries stand for, oldest first.
+func repeatsOf(f *audittest.Fixture) (all []string) {
+	for _, e := range f.Entries() {
+		if n, ok := e.Attributes[audit.AttributeRepeats]; ok {
+			all = append(all, n)
+		}
+	}
+	return all
 }

@@ -1,0 +1,94 @@
+package guard
+
+import (
+	"maps"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+)
+
+// maxRepeats is the highest number of events whose repetitions are counted at the same time. Each event
+// beyond them has an entry of its own.
+const maxRepeats = 10_000
+
+// repeats counts the repetitions of events in an hour.
+type repeats struct {
+	mu sync.Mutex
+	of map[string]*repeated
+}
+
+// repeated is an event that has an entry in an hour.
+type repeated struct {
+	last  audit.Event
+	hour  time.Time
+	count int // of repetitions that no entry stands for yet
+}
+
+func standingFor(e audit.Event, n int) audit.Event {
+	e.Attributes = maps.Clone(e.Attributes)
+	e.Attributes[audit.AttributeRepeats] = strconv.Itoa(n)
+	return e
+}
+
+// begin counts an event. It returns how many events the entry stands for that the caller writes, unless
+// there is one in this hour already.
+func (r *repeats) begin(key string, e audit.Event, hour time.Time) (n int, counted bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	known := r.of[key]
+	switch {
+	case known == nil && len(r.of) >= maxRepeats:
+		return 1, false
+	case known == nil:
+		known = &repeated{}
+		r.of[key] = known
+	case known.hour.Equal(hour):
+		known.last = e
+		known.count++
+		return 0, true
+	}
+	n = known.count + 1
+	*known = repeated{last: e, hour: hour}
+	return n, false
+}
+
+// undo takes back an entry that could not be written: the next event tries again. It keeps what was only
+// counted.
+func (r *repeats) undo(key string, counted int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if known := r.of[key]; known != nil {
+		known.hour = time.Time{}
+		known.count += counted
+	}
+}
+
+// take removes the events of earlier hours, or all, and returns those that need an entry.
+func (r *repeats) take(hour time.Time, all bool) map[string]*repeated {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	due := make(map[string]*repeated)
+	for key, known := range r.of {
+		if !all && known.hour.Equal(hour) {
+			continue
+		}
+		if known.count > 0 {
+			due[key] = known
+		}
+		delete(r.of, key)
+	}
+	return due
+}
+
+// giveBack undoes take.
+func (r *repeats) giveBack(key string, taken *repeated) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if known := r.of[key]; known != nil {
+		known.count += taken.count
+	} else {
+		r.of[key] = taken
+	}
+}
