@@ -52,8 +52,8 @@ var ours = map[string]string{
 		"internal/compliance internal/compliance/assessor internal/compliance/report internal/diagnosis internal/health internal/inspection internal/objects internal/otlp internal/clock internal/quota internal/durable " +
 		"internal/sealing internal/kms internal/memory internal/metrics internal/state internal/state/watch internal/store internal/store/bolt internal/store/format internal/store/postgres internal/fault",
 	"internal/config":  "api/v1beta1 controllers internal/sealing internal/mail internal/keyring internal/backup internal/audit internal/audit/writer internal/authz",
-	"internal/offline": "internal/vault internal/identity internal/keyring internal/kms internal/audit internal/audit/verify internal/store internal/store/bolt internal/store/format internal/store/postgres internal/fault",
-	"internal/doctor": "internal/vault internal/vault/record internal/identity internal/transit internal/keyring internal/state internal/audit internal/audit/entries internal/audit/verify internal/audit/writer internal/authz " +
+	"internal/offline": "internal/vault/compare internal/vault internal/identity internal/keyring internal/kms internal/audit internal/audit/verify internal/store internal/store/bolt internal/store/format internal/store/postgres internal/fault",
+	"internal/doctor": "internal/vault/compare internal/vault internal/vault/record internal/identity internal/transit internal/keyring internal/state internal/audit internal/audit/entries internal/audit/verify internal/audit/writer internal/authz " +
 		"internal/store internal/fault",
 	"internal/export":    "api/client api/openapi/v2 internal/download internal/progress internal/objects internal/audit internal/audit/verify internal/authz internal/dualsig",
 	"internal/download":  "",
@@ -74,7 +74,7 @@ var ours = map[string]string{
 		"internal/compliance internal/compliance/assessor internal/backup internal/audit internal/audit/guard internal/audit/reader internal/audit/writer internal/authz internal/buildinfo internal/fair internal/fault internal/secret",
 	"server/v2/accessapi":   "api/openapi/v2 server/gate internal/authz internal/dryrun internal/fault internal/identity",
 	"server/v2/webhookapi":  "api/openapi/v2 server/gate internal/webhooks",
-	"server/v2/credentials": "api/openapi/v2 server/gate internal/settings internal/vault internal/vault/bounds internal/vault/details internal/vault/kept internal/vault/listing internal/authz internal/fault internal/secret",
+	"server/v2/credentials": "api/openapi/v2 server/gate internal/audit internal/audit/guard internal/settings internal/vault internal/vault/bounds internal/vault/details internal/vault/kept internal/vault/listing internal/authz internal/fault internal/secret",
 	"server/asset":          "",
 	"server/dashboard":      "server/asset",
 	"server/gate":           "internal/connections internal/fair internal/state internal/identity internal/audit internal/audit/guard internal/authz internal/quota internal/fault internal/secret",
@@ -98,6 +98,7 @@ var ours = map[string]string{
 
 	"internal/vault":                "internal/names/past internal/settings internal/vault/bounds internal/vault/details internal/vault/history internal/vault/idempotency internal/vault/kept internal/vault/lastread internal/vault/lifetime internal/vault/listing internal/vault/nameindex internal/vault/pathindex internal/vault/mac internal/vault/record internal/keyring internal/audit internal/audit/chain internal/audit/guard internal/audit/verify internal/authz internal/state internal/store internal/store/format internal/frame internal/fault internal/secret",
 	"internal/settings":             "internal/vault/mac internal/vault/record internal/audit internal/audit/guard internal/authz internal/store internal/store/format internal/fault",
+	"internal/vault/compare":        "internal/vault/history internal/vault/kept internal/vault/nameindex internal/vault/record internal/audit internal/audit/verify internal/authz internal/store",
 	"internal/vault/bounds":         "internal/fault internal/secret",
 	"internal/vault/details":        "internal/vault/mac internal/authz internal/store internal/store/format internal/fault",
 	"internal/vault/history":        "internal/vault/mac internal/vault/nameindex internal/vault/record internal/audit internal/authz internal/store",

@@ -22,6 +22,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/kms"
 	"github.com/latticekeep/latticekeep/internal/sealing"
+	"github.com/latticekeep/latticekeep/internal/vault"
 )
 
 func (w *world) testPublished(t *testing.T) {
@@ -191,7 +192,7 @@ func (w *world) testTwice(t *testing.T) {
 		w.checkUnseals(sc, values)
 		w.checkHistory(sc, audit.CredentialSealed, audit.CredentialReencrypted)
 	}
-	if got, err := w.vault.Unseal(t.Context(), tenant, w.awaitReady(objects[0], 2).Status.CredentialID); err != nil || string(got.Values["token"]) != values["token"] {
+	if got, err := w.vault.Read(t.Context(), tenant, vault.ByID(w.awaitReady(objects[0], 2).Status.CredentialID)); err != nil || string(got.Values["token"]) != values["token"] {
 		t.Errorf("the tenant that the namespace is mapped to does not unseal: %v", err)
 	}
 	cancel()

@@ -28,6 +28,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault"
+	"github.com/latticekeep/latticekeep/internal/vault/compare"
 )
 
 const (
@@ -201,7 +202,7 @@ func (w *world) testLife(t *testing.T) {
 
 	must(t, w.admin.Delete(t.Context(), sc))
 	w.awaitGone(sc)
-	if _, err := w.vault.Unseal(t.Context(), w.tenant(ns), s.CredentialID); !errors.Is(err, fault.Forbidden) {
+	if _, err := w.vault.Read(t.Context(), w.tenant(ns), vault.ByID(s.CredentialID)); !errors.Is(err, fault.Forbidden) {
 		t.Errorf("the deleted credential unseals: %v", err)
 	}
 	w.checkHistory(sc, audit.CredentialSealed, audit.CredentialRotated, audit.CredentialReencrypted, audit.CredentialDeleted)
@@ -519,7 +520,7 @@ func (w *world) testChain(t *testing.T) {
 	w, _ = w.in(t)
 	w.open(nil)
 	defer w.store.Close()
-	report, err := vault.VerifyStore(t.Context(), w.store, verify.Options{Fingerprint: w.log.Fingerprint()})
+	report, err := compare.Store(t.Context(), w.store, verify.Options{Fingerprint: w.log.Fingerprint()})
 	if err != nil {
 		t.Errorf("verifying: %v", err)
 	}

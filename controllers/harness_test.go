@@ -434,7 +434,7 @@ func (w *world) namespaceUID(name string) string {
 // checkUnseals compares the values that the vault returns with those that were sealed.
 func (w *world) checkUnseals(sc *v1beta1.SealedCredential, want map[string]string) {
 	w.t.Helper()
-	got, err := w.vault.Unseal(w.t.Context(), w.tenant(sc.Namespace), sc.Status.CredentialID)
+	got, err := w.vault.Read(w.t.Context(), w.tenant(sc.Namespace), vault.ByID(sc.Status.CredentialID))
 	if err != nil {
 		w.t.Errorf("unsealing %s: %v", sc.Name, err)
 		return

@@ -158,7 +158,7 @@ func (w *world) testScopes(t *testing.T) {
 	values := w.values("token")
 	sc := w.awaitReady(w.create(w.manifest(ns, "same", values)), 1)
 	twin := w.awaitReady(w.create(w.manifest(other, "same", w.values("token"))), 1)
-	if _, err := w.vault.Unseal(t.Context(), w.tenant(other), sc.Status.CredentialID); !errors.Is(err, fault.Forbidden) {
+	if _, err := w.vault.Read(t.Context(), w.tenant(other), vault.ByID(sc.Status.CredentialID)); !errors.Is(err, fault.Forbidden) {
 		t.Errorf("another tenant unseals: %v", err)
 	}
 	must(t, w.admin.Delete(t.Context(), twin))

@@ -17,6 +17,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/vault"
 )
 
 // object is an empty object of a namespace.
@@ -39,7 +40,7 @@ func (w *world) secret(namespace, name string, annotations, values map[string]st
 // unsealed returns the values that the vault gives out, and forgets none of them: they may be nowhere else.
 func (w *world) unsealed(sc *v1beta1.SealedCredential) map[string]string {
 	w.t.Helper()
-	got, err := w.vault.Unseal(w.t.Context(), w.tenant(sc.Namespace), sc.Status.CredentialID)
+	got, err := w.vault.Read(w.t.Context(), w.tenant(sc.Namespace), vault.ByID(sc.Status.CredentialID))
 	must(w.t, err)
 	values := make(map[string]string)
 	for k, v := range got.Values {
@@ -172,7 +173,7 @@ func (w *world) testGenerate(t *testing.T) {
 		t.Error("Regenerate kept values, or does not follow the generators as they are now")
 	}
 	former := func() (string, error) {
-		u, err := w.vault.UnsealVersion(t.Context(), w.tenant(ns), sc.Status.CredentialID, 3)
+		u, err := w.vault.Read(t.Context(), w.tenant(ns), vault.ByVersion(sc.Status.CredentialID, 3))
 		return string(u.Values["token"]), err
 	}
 	if p := sc.Status.Previous; p == nil || p.Version != 3 || !p.ReadableUntil.Time.Equal(w.clock.in(48*time.Hour)) {

@@ -114,7 +114,7 @@ func TestNothingTellsWhyACredentialIsNotThere(t *testing.T) {
 	for _, path := range []string{there, there + "?version=1", replaced + "?version=2", ended, ended + "?version=2", "by-name/there", expired + "/metadata"} {
 		s.Get("/api/v2/vault/"+path).Want(t, http.StatusOK)
 	}
-	if got, err := s.Vault.Unseal(context.Background(), s.Stranger(), foreign.ID); err != nil || got.Version != 1 {
+	if got, err := s.Vault.Read(context.Background(), s.Stranger(), vault.ByID(foreign.ID)); err != nil || got.Version != 1 {
 		t.Errorf("the neighbour's credential: %v", err)
 	}
 }

@@ -34,7 +34,7 @@ func newMetrics(version string, more []prometheus.Collector, others []prometheus
 		}, []string{"method", "route", "status"}),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "latticekeep_http_request_duration_seconds",
-			Help:    "Time from the header of a request to the end of its answer.",
+			Help:    "Time from the header of a request to the end of its answer, without what its caller asked to wait.",
 			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 15), // 0.5 ms to 8 s
 		}, []string{"method", "route"}),
 	}

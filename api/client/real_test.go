@@ -134,7 +134,12 @@ func TestTheLifeOfACredential(t *testing.T) {
 	}
 	var tag string
 	must(c.V2.GetCredentialMetadata(ctx, id, client.EntityTag(&tag)))(t)
+	_, err = c.V2.UnsealCredential(ctx, id, client.OtherThan(tag), client.Wait(1))
+	fails(t, err, client.ErrNotModified)
 	must(c.V2.RotateCredential(ctx, id, client.IfMatch(tag)))(t)
+	if next := must(c.V2.UnsealCredentialByName(ctx, name, client.OtherThan(tag), client.Wait(55)))(t); next.Version != 4 {
+		t.Error("another version than the next:", next.Version)
+	}
 	_, err = c.V2.ReplaceCredential(ctx, id, v2.ReplaceRequest{Values: map[string]string{"password": "lost"}}, client.IfMatch(tag))
 	fails(t, err, client.ErrPreconditionFailed)
 	fails(t, c.V2.DeleteCredential(ctx, id, client.IfMatch(tag)), client.ErrPreconditionFailed)

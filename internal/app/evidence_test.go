@@ -214,7 +214,7 @@ func TestARefusedLogIsToldOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.maintainOnce(t.Context())
-	s.flush(t.Context())
+	s.flush(t.Context(), false)
 	(&archive{log: s.log, cutter: &keeper.Cutter{Log: s.log}, logger: s.logger}).cutOnce(t.Context())
 	told := 0
 	for line := range strings.Lines(log.String()) {

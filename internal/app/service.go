@@ -199,8 +199,8 @@ func checkAnchors(anchors []keeper.AnchorStatus) error {
 // maintenance is the interval of background work.
 const maintenance = time.Minute
 
-// maintain does the due work every minute until ctx ends. It then stores for the last time when API
-// keys were used.
+// maintain does the due work every minute until ctx ends. It then stores for the last time what is counted
+// in memory.
 func (s *service) maintain(ctx context.Context) {
 	tick := time.NewTicker(maintenance)
 	defer tick.Stop()
@@ -208,11 +208,11 @@ func (s *service) maintain(ctx context.Context) {
 		s.maintainOnce(ctx)
 		select {
 		case <-tick.C:
-			s.flush(ctx)
+			s.flush(ctx, false)
 		case <-ctx.Done():
-			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTimeout)
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTimeout)
 			defer cancel()
-			s.flush(last)
+			s.flush(ctx, true)
 			return
 		}
 	}
@@ -257,12 +257,16 @@ func (s *service) maintainOnce(ctx context.Context) {
 // flushTimeout bounds the last writes of a server that ends.
 const flushTimeout = 5 * time.Second
 
-func (s *service) flush(ctx context.Context) {
+// flush stores what is counted in memory; the last time, all of it.
+func (s *service) flush(ctx context.Context, last bool) {
 	if s.log.HaltedBy() != nil {
 		return
 	}
 	if err := s.identity.FlushLastUsed(ctx); err != nil && ctx.Err() == nil {
 		s.logger.Error("writing the last use of API keys failed; retrying", "in", maintenance, "error", err)
+	}
+	if err := s.guard.RecordRepetitions(ctx, last); err != nil && ctx.Err() == nil {
+		s.logger.Error("recording how often reads were repeated failed; retrying", "in", maintenance, "error", err)
 	}
 }
 

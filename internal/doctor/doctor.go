@@ -23,7 +23,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/transit"
-	"github.com/latticekeep/latticekeep/internal/vault"
+	"github.com/latticekeep/latticekeep/internal/vault/compare"
 )
 
 // Examine examines the rows of s. Nothing may write to the store meanwhile. Errors:
@@ -41,7 +41,7 @@ func Examine(ctx context.Context, s store.Store, o Options) (*Examination, error
 		x.state = state.New(nil)
 	}
 	err := errors.Join(
-		vault.CompareRows(ctx, s, o.Report, x.fault),
+		compare.Rows(ctx, s, o.Report, x.fault),
 		identity.CompareRows(ctx, s, o.Report, x.fault),
 	)
 	if err == nil {

@@ -550,7 +550,7 @@ func TestAnExplanationTellsWhatARevokedKeyDid(t *testing.T) {
 	h.must(err)
 	unseal := func() {
 		t.Helper()
-		if _, err := h.vault.Unseal(ctx, caller.Principal, h.creds[0]); err != nil {
+		if _, err := h.vault.Read(ctx, caller.Principal, vault.ByID(h.creds[0])); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/doctor"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/state"
+	"github.com/latticekeep/latticekeep/internal/vault"
 )
 
 // explain explains a row.
@@ -181,7 +182,7 @@ func TestAnExplanationShowsTheNewestChanges(t *testing.T) {
 		h.must(err)
 	}
 	last := h.newest().Sequence
-	_, err := h.vault.Unseal(t.Context(), h.owner, h.creds[0]) // it changes nothing
+	_, err := h.vault.Read(t.Context(), h.owner, vault.ByID(h.creds[0])) // it changes nothing
 	h.must(err)
 	x := h.examine(h.kms)
 	e := h.explain(x, "transit/key/"+string(h.tenant)+"/"+h.named)

@@ -16,7 +16,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/kms"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/format"
-	"github.com/latticekeep/latticekeep/internal/vault"
+	"github.com/latticekeep/latticekeep/internal/vault/compare"
 )
 
 // Verify verifies the log and the credential rows of a store that no server uses. For a range it
@@ -42,7 +42,7 @@ func VerifyDataDir(ctx context.Context, dir string, a verify.Options) (verify.Re
 // VerifyStore verifies the whole log of a database and the rows that the log covers: credentials,
 // API keys and namespaces.
 func VerifyStore(ctx context.Context, s store.Store, o verify.Options) (verify.Report, error) {
-	report, err := vault.VerifyStore(ctx, s, o)
+	report, err := compare.Store(ctx, s, o)
 	if err != nil {
 		return verify.Report{}, err
 	}

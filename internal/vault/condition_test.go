@@ -78,7 +78,7 @@ func TestAConditionTellsOnlyReaders(t *testing.T) {
 	expired := f.sealNamed(f.a, "expired", login)
 	f.advance(31 * day)
 	c := f.seal(f.a, login)
-	_, err := f.vault.Unseal(t.Context(), f.a, c.ID) // makes the decoy
+	_, err := f.vault.Read(t.Context(), f.a, ByID(c.ID)) // makes the decoy
 	must(t, err)
 	op := f.operator()
 	op.Tenant = f.a.Tenant
@@ -117,7 +117,7 @@ func TestNoConditionalUpdateIsLost(t *testing.T) {
 	for range writers {
 		all.Go(func() {
 			for added := 0; added < each; {
-				read, err := f.vault.Unseal(ctx, f.a, c.ID)
+				read, err := f.vault.Read(ctx, f.a, ByID(c.ID))
 				if err != nil {
 					t.Error(err)
 					return
@@ -135,7 +135,7 @@ func TestNoConditionalUpdateIsLost(t *testing.T) {
 		})
 	}
 	all.Wait()
-	last, err := f.vault.Unseal(ctx, f.a, c.ID)
+	last, err := f.vault.Read(ctx, f.a, ByID(c.ID))
 	must(t, err)
 	if string(last.Values["n"]) != strconv.Itoa(writers*each) || last.Version != writers*each+1 {
 		t.Errorf("%s after %d additions, version %d", last.Values["n"], writers*each, last.Version)

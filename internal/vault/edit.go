@@ -74,7 +74,7 @@ func (v attempt) describe(ctx context.Context, p authz.Principal, id string, c d
 	if err := c.Validate(); err != nil {
 		return Credential{}, err
 	}
-	found, err := v.look(ctx, p, authz.DescribeCredential, id, nil)
+	found, err := v.look(ctx, p, byID(authz.DescribeCredential, id), nil)
 	if err != nil {
 		return Credential{}, err
 	}

@@ -23,7 +23,7 @@ func TestAPatchChangesWhatItNames(t *testing.T) {
 		Set: secrets(map[string]string{"password": "two", "port": "5432"}), Remove: []string{"old", "never"}, TTLDays: 7,
 	})
 	must(t, err)
-	got, err := f.vault.Unseal(t.Context(), f.a, c.ID)
+	got, err := f.vault.Read(t.Context(), f.a, ByID(c.ID))
 	must(t, err)
 	want := map[string]string{"user": "ada", "password": "two", "port": "5432"}
 	if !reflect.DeepEqual(plain(got.Values), want) || got.Version != 2 || patched.Version != 2 || !patched.ExpiresAt.Equal(f.now().Add(7*day)) {

@@ -47,7 +47,7 @@ func (f *fixture) absences() (ids, names map[string]string, there Credential) {
 	_, err := f.vault.Trash(t.Context(), f.a, trashed.ID, "")
 	must(t, err)
 	there = f.sealNamed(f.a, "there", login)
-	_, err = f.vault.Unseal(t.Context(), f.a, there.ID) // makes the decoy
+	_, err = f.vault.Read(t.Context(), f.a, ByID(there.ID)) // makes the decoy
 	must(t, err)
 	ids = map[string]string{
 		"foreign": foreign.ID, "deleted": deleted.ID, "expired": expired.ID, "trashed": trashed.ID, "never existing": authz.NewID("cred"),
@@ -66,10 +66,17 @@ func TestAllThatIsNotThereIsOneCase(t *testing.T) {
 	f := newFixture(t, 0)
 	ids, names, there := f.absences()
 	operations := map[string]func(id string) error{
-		"Unseal":       func(id string) error { _, err := f.vault.Unseal(t.Context(), f.a, id); return err },
-		"UnsealByName": func(name string) error { _, err := f.vault.UnsealByName(t.Context(), f.a, name); return err },
-		"UnsealVersion": func(id string) error {
-			_, err := f.vault.UnsealVersion(t.Context(), f.a, id, 1)
+		"Read":         func(id string) error { _, err := f.vault.Read(t.Context(), f.a, ByID(id)); return err },
+		"Read by name": func(name string) error { _, err := f.vault.Read(t.Context(), f.a, ByName(name)); return err },
+		"Read a version": func(id string) error {
+			_, err := f.vault.Read(t.Context(), f.a, ByVersion(id, 1))
+			return err
+		},
+		"FindHeld": func(id string) error { // as the endpoint goes on
+			tag, err := f.vault.FindHeld(t.Context(), f.a, ByID(id), "*", false)
+			if tag == "" && err == nil {
+				_, err = f.vault.Read(t.Context(), f.a, ByID(id))
+			}
 			return err
 		},
 		"Versions": func(id string) error { _, err := f.vault.Versions(t.Context(), f.a, id); return err },
@@ -95,7 +102,7 @@ func TestAllThatIsNotThereIsOneCase(t *testing.T) {
 	}
 	for operation, do := range operations {
 		cases, first := ids, ""
-		if operation == "UnsealByName" {
+		if operation == "Read by name" {
 			cases = names
 		}
 		var want work
@@ -121,8 +128,8 @@ func TestAllThatIsNotThereIsOneCase(t *testing.T) {
 	}
 	// A read does the same work when it succeeds.
 	for operation, which := range map[string]struct{ hit, miss string }{
-		"Unseal": {there.ID, ids["foreign"]}, "UnsealByName": {"there", "foreign"}, "Versions": {there.ID, ids["foreign"]},
-		"UnsealVersion": {there.ID, ids["foreign"]}, "Metadata": {there.ID, ids["foreign"]},
+		"Read": {there.ID, ids["foreign"]}, "Read by name": {"there", "foreign"}, "Versions": {there.ID, ids["foreign"]},
+		"Read a version": {there.ID, ids["foreign"]}, "Metadata": {there.ID, ids["foreign"]},
 	} {
 		hit, err := f.measured(func() error { return operations[operation](which.hit) })
 		must(t, err)
@@ -137,7 +144,7 @@ func TestAllThatIsNotThereIsOneCase(t *testing.T) {
 	others := map[string]string{
 		"Seal": "makes one", "Put": "makes one where none is", "List": "names none", "Summary": "names none",
 		"Owned": "an object's", "Apply": "an object's", "Generate": "an object's", "Reencrypt": "an object's", "Release": "an object's",
-		"UnsealOwned": "an object's", "Holds": "an object's", "Adopt": "an object's", "Objects": "the deployment's", "SealingKeyUse": "the deployment's",
+		"UnsealOwned": "an object's", "Holds": "an object's", "IsHeld": "what FindHeld found", "Adopt": "an object's", "Objects": "the deployment's", "SealingKeyUse": "the deployment's",
 		"Sweep": "the deployment's",
 	}
 	for method := range reflect.TypeFor[*Vault]().Methods() {
@@ -188,7 +195,7 @@ func TestAllVersionsThatAreNotThereAreOneCase(t *testing.T) {
 
 	read := func(id string, version uint64) (work, error) {
 		return f.measured(func() error {
-			_, err := f.vault.UnsealVersion(t.Context(), f.a, id, version)
+			_, err := f.vault.Read(t.Context(), f.a, ByVersion(id, version))
 			return err
 		})
 	}
@@ -285,10 +292,10 @@ func TestAForeignObjectIsNoObject(t *testing.T) {
 func TestMissesWithCachedKeysAskNoKMS(t *testing.T) {
 	f := newFixture(t, time.Hour)
 	ids, _, there := f.absences()
-	_, err := f.vault.Unseal(t.Context(), f.a, there.ID)
+	_, err := f.vault.Read(t.Context(), f.a, ByID(there.ID))
 	must(t, err)
 	for name, id := range ids {
-		did, err := f.measured(func() error { _, err := f.vault.Unseal(t.Context(), f.a, id); return err })
+		did, err := f.measured(func() error { _, err := f.vault.Read(t.Context(), f.a, ByID(id)); return err })
 		if !errors.Is(err, fault.Forbidden) || did.kms != 0 || did.opens != 1 {
 			t.Errorf("%s: did %+v (%v)", name, did, err)
 		}

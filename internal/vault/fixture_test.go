@@ -24,6 +24,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/state"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/store/bolt"
+	"github.com/latticekeep/latticekeep/internal/vault/compare"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 	"github.com/latticekeep/latticekeep/test/statetest"
 	"github.com/latticekeep/latticekeep/test/storetest"
@@ -260,7 +261,7 @@ func (f *fixture) sealNamed(p authz.Principal, name string, values map[string]st
 
 func (f *fixture) verify() verify.Report {
 	f.t.Helper()
-	report, err := VerifyStore(f.t.Context(), f.store.Store, verify.Options{})
+	report, err := compare.Store(f.t.Context(), f.store.Store, verify.Options{})
 	must(f.t, err)
 	return report
 }

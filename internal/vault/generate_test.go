@@ -64,7 +64,7 @@ func TestGeneratedValuesFollowThoseBefore(t *testing.T) {
 	if e := f.last(f.a); e.EventType != audit.CredentialReencrypted {
 		t.Fatalf("the same values are recorded as %s", e.EventType)
 	}
-	got, err := f.vault.Unseal(t.Context(), f.a, first.ID)
+	got, err := f.vault.Read(t.Context(), f.a, ByID(first.ID))
 	must(t, err)
 	if !maps.Equal(plain(got.Values), map[string]string{"p": "2", "kept": "k"}) {
 		t.Fatal(plain(got.Values))

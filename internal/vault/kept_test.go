@@ -44,7 +44,7 @@ func (f *fixture) readable(id string) (all []string) {
 	versions, err := f.vault.Versions(f.t.Context(), f.a, id)
 	must(f.t, err)
 	for _, v := range slices.Backward(versions) {
-		got, err := f.vault.UnsealVersion(f.t.Context(), f.a, id, v.Number)
+		got, err := f.vault.Read(f.t.Context(), f.a, ByVersion(id, v.Number))
 		if (err == nil) != v.Readable || err != nil && fault.Of(err) != fault.Forbidden || err == nil && got.Version != v.Number {
 			f.t.Errorf("version %d, readable %v: %+v %v", v.Number, v.Readable, got.Credential, err)
 		}
@@ -325,7 +325,7 @@ func TestAnUndoAtTheMomentOfExpiry(t *testing.T) {
 		}
 		back, err := f.vault.Renew(t.Context(), f.a, c.ID, 0, "")
 		must(t, err)
-		if got, err := f.vault.Unseal(t.Context(), f.a, c.ID); err != nil || string(got.Values["k"]) != "0" || back.Version != undone.Version+1 {
+		if got, err := f.vault.Read(t.Context(), f.a, ByID(c.ID)); err != nil || string(got.Values["k"]) != "0" || back.Version != undone.Version+1 {
 			t.Errorf("moment %d: %q, %v", moment, got.Values, err)
 		}
 	}
@@ -376,7 +376,7 @@ func TestWhoReadsKeptVersions(t *testing.T) {
 	writer.Scopes = []authz.Scope{authz.VaultWrite}
 	for name, p := range map[string]authz.Principal{"of the earlier name": shop, "of another tenant": f.b, "who only writes": writer,
 		"whose policy only writes": f.limited(authz.Rule{Path: "bank/**", Verbs: []authz.Verb{authz.WritePath, authz.ListPath}})} {
-		if _, err := f.vault.UnsealVersion(t.Context(), p, c.ID, 1); fault.Of(err) != fault.Forbidden {
+		if _, err := f.vault.Read(t.Context(), p, ByVersion(c.ID, 1)); fault.Of(err) != fault.Forbidden {
 			t.Errorf("somebody %s reads: %v", name, err)
 		}
 		if _, err := f.vault.Undo(t.Context(), p, c.ID, 1, ""); fault.Of(err) != fault.Forbidden || fault.Message(err) != fault.Message(errDenied) {
@@ -386,7 +386,7 @@ func TestWhoReadsKeptVersions(t *testing.T) {
 	if _, err := f.vault.Undo(t.Context(), reader, c.ID, 1, ""); fault.Of(err) != fault.Forbidden {
 		t.Errorf("a reader undoes: %v", err)
 	}
-	if got, err := f.vault.UnsealVersion(t.Context(), bank, c.ID, 1); err != nil || string(got.Values["k"]) != "0" {
+	if got, err := f.vault.Read(t.Context(), bank, ByVersion(c.ID, 1)); err != nil || string(got.Values["k"]) != "0" {
 		t.Errorf("somebody of the present name: %v", err)
 	}
 	if _, err := f.vault.Undo(t.Context(), bank, c.ID, 1, ""); err != nil {
@@ -404,7 +404,7 @@ func TestWhoReadsKeptVersions(t *testing.T) {
 		t.Errorf("a reader: %v", err)
 	}
 	f.advance(100 * 24 * time.Hour)
-	if _, err := f.vault.UnsealVersion(t.Context(), f.a, c.ID, 1); fault.Of(err) != fault.Forbidden {
+	if _, err := f.vault.Read(t.Context(), f.a, ByVersion(c.ID, 1)); fault.Of(err) != fault.Forbidden {
 		t.Errorf("of an expired credential: %v", err)
 	}
 }
@@ -448,7 +448,7 @@ func TestAKeptVersionThatIsPutBack(t *testing.T) {
 		}
 		return nil
 	})
-	if _, err := f.vault.UnsealVersion(t.Context(), f.a, c.ID, 1); fault.Of(err) != fault.Forbidden {
+	if _, err := f.vault.Read(t.Context(), f.a, ByVersion(c.ID, 1)); fault.Of(err) != fault.Forbidden {
 		t.Errorf("an erased version: %v", err)
 	}
 	if e := f.last(f.a); e.Outcome != audit.Failure || e.Attributes[audit.AttributeReason] != reasonIntegrity {
@@ -456,7 +456,7 @@ func TestAKeptVersionThatIsPutBack(t *testing.T) {
 	}
 	i := slices.IndexFunc(keys, func(key []byte) bool { return bytes.HasPrefix(key, kept.Prefix(f.a.Tenant, c.ID)) })
 	f.tamper(func(tx store.Tx) error { return tx.Put(kept.Key(f.a.Tenant, other.ID, 1), values[i]) })
-	if _, err := f.vault.UnsealVersion(t.Context(), f.a, other.ID, 1); fault.Of(err) != fault.Forbidden && !state.IsRefused(err) {
+	if _, err := f.vault.Read(t.Context(), f.a, ByVersion(other.ID, 1)); fault.Of(err) != fault.Forbidden && !state.IsRefused(err) {
 		t.Errorf("another row in its place: %v", err)
 	}
 }

@@ -23,13 +23,13 @@ func TestTheHourOfTheLastReadIsNoted(t *testing.T) {
 	inBothStores(t, func(t *testing.T, f *fixture) {
 		c := f.seal(f.a, login)
 		other := f.sealNamed(f.b, "foreign", login)
-		_, _ = f.vault.Unseal(t.Context(), f.a, other.ID)
+		_, _ = f.vault.Read(t.Context(), f.a, ByID(other.ID))
 		if at := f.lastRead(c.ID); !at.IsZero() {
 			t.Errorf("before the first read: %v", at)
 		}
 		read := func() (work, error) {
 			return f.measured(func() error {
-				_, err := f.vault.Unseal(t.Context(), f.a, c.ID)
+				_, err := f.vault.Read(t.Context(), f.a, ByID(c.ID))
 				return err
 			})
 		}
@@ -49,7 +49,7 @@ func TestTheHourOfTheLastReadIsNoted(t *testing.T) {
 			}
 		}
 		f.advance(time.Hour)
-		_, err := f.vault.UnsealByName(t.Context(), f.a, c.Name)
+		_, err := f.vault.Read(t.Context(), f.a, ByName(c.Name))
 		must(t, err)
 		if at := f.lastRead(c.ID); !at.Equal(f.now().Truncate(time.Hour)) {
 			t.Errorf("by name: noted %v at %v", at, f.now())
@@ -80,7 +80,7 @@ func TestADamagedHourOfTheLastReadCountsAsNever(t *testing.T) {
 		if err != nil || len(list) != 1 || !list[0].LastRead.IsZero() || !f.lastRead(c.ID).IsZero() {
 			t.Errorf("%q: %+v, %v", junk, list, err)
 		}
-		_, err = f.vault.Unseal(t.Context(), f.a, c.ID)
+		_, err = f.vault.Read(t.Context(), f.a, ByID(c.ID))
 		must(t, err)
 		if at := f.lastRead(c.ID); !at.Equal(f.now().Truncate(time.Hour)) {
 			t.Errorf("%q, then read: %v", junk, at)

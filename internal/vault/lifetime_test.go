@@ -57,9 +57,9 @@ func TestTheTrashGivesBackWhatItTook(t *testing.T) {
 		t.Errorf("%+v", e)
 	}
 	f.advance(-time.Minute) // the clock of another replica
-	_, byID := f.vault.Unseal(t.Context(), f.a, c.ID)
+	_, byID := f.vault.Read(t.Context(), f.a, ByID(c.ID))
 	_, byName := f.named(c.Name)
-	_, byVersion := f.vault.UnsealVersion(t.Context(), f.a, c.ID, 1)
+	_, byVersion := f.vault.Read(t.Context(), f.a, ByVersion(c.ID, 1))
 	_, again := f.vault.Trash(t.Context(), f.a, c.ID, "")
 	for what, err := range map[string]error{"by id": byID, "by name": byName, "a kept version": byVersion, "a second time": again} {
 		if !errors.Is(err, fault.Forbidden) {
@@ -82,7 +82,7 @@ func TestTheTrashGivesBackWhatItTook(t *testing.T) {
 	}
 	got, err := f.named(c.Name)
 	must(t, err)
-	first, err := f.vault.UnsealVersion(t.Context(), f.a, c.ID, 1)
+	first, err := f.vault.Read(t.Context(), f.a, ByVersion(c.ID, 1))
 	must(t, err)
 	if string(got.Values["k"]) != "1" || string(first.Values["k"]) != "0" {
 		t.Errorf("now %s, first %s", got.Values["k"], first.Values["k"])
@@ -253,7 +253,7 @@ func TestATrashedCredentialThatIsPutBack(t *testing.T) {
 		}
 		return nil
 	})
-	if _, err := f.vault.Unseal(t.Context(), f.a, c.ID); err == nil {
+	if _, err := f.vault.Read(t.Context(), f.a, ByID(c.ID)); err == nil {
 		t.Error("the version before the trash is served")
 	}
 }

@@ -118,7 +118,7 @@ func (v *Vault) Metadata(ctx context.Context, p authz.Principal, id string) (Cre
 	}
 	var said *details.Details
 	var read time.Time
-	l, err := v.look(ctx, p, authz.ListCredentials, id, func(rd store.Reader, l *lookup, id string) (err error) {
+	l, err := v.look(ctx, p, byID(authz.ListCredentials, id), func(rd store.Reader, l *lookup, id string) (err error) {
 		var err2 error
 		read, err2 = lastread.At(rd, p.Tenant, id)
 		if said, err = v.records.details.Of(rd, p.Tenant, id); isDamaged(err) {
@@ -148,7 +148,7 @@ func (v *Vault) Versions(ctx context.Context, p authz.Principal, id string) ([]h
 		return nil, err
 	}
 	var list []history.Version
-	l, err := v.look(ctx, p, authz.ListVersions, id, func(rd store.Reader, l *lookup, id string) (err error) {
+	l, err := v.look(ctx, p, byID(authz.ListVersions, id), func(rd store.Reader, l *lookup, id string) (err error) {
 		list, err = v.records.versions(rd, p.Tenant, id, l.record, v.now())
 		if isDamaged(err) {
 			l.failed, err = true, nil

@@ -49,7 +49,7 @@ func TestANameOfAnObjectIsNotShadowed(t *testing.T) {
 	shop, billing := f.pod("cluster", "shop"), f.pod("cluster", "billing")
 	is := func(when string, p authz.Principal, want string) {
 		t.Helper()
-		got, err := f.vault.UnsealByName(t.Context(), p, "db")
+		got, err := f.vault.Read(t.Context(), p, ByName("db"))
 		if want == "" && errors.Is(err, fault.Forbidden) && got.Values == nil {
 			return
 		}
@@ -121,18 +121,24 @@ func TestAnObjectsCredentialIsNotThereForOtherNamespaces(t *testing.T) {
 	f.object("shop", "db", 0, 30, 0)
 	owned := f.object("shop", "db", 1, 30, 10*day)
 	free := f.seal(f.a, login)
-	_, err := f.vault.Unseal(t.Context(), f.a, owned.ID) // makes the decoy
+	_, err := f.vault.Read(t.Context(), f.a, ByID(owned.ID)) // makes the decoy
 	must(t, err)
 	shop := f.pod("cluster", "shop")
 	operations := func(p authz.Principal) map[string]func(id string) error {
 		return map[string]func(id string) error{
-			"Unseal":       func(id string) error { _, err := f.vault.Unseal(t.Context(), p, id); return err },
-			"UnsealByName": func(string) error { _, err := f.vault.UnsealByName(t.Context(), p, "none"); return err },
-			"the current":  func(id string) error { _, err := f.vault.UnsealVersion(t.Context(), p, id, 2); return err },
-			"the previous": func(id string) error { _, err := f.vault.UnsealVersion(t.Context(), p, id, 1); return err },
-			"Versions":     func(id string) error { _, err := f.vault.Versions(t.Context(), p, id); return err },
-			"Metadata":     func(id string) error { _, err := f.vault.Metadata(t.Context(), p, id); return err },
-			"Rotate":       func(id string) error { _, err := f.vault.Rotate(t.Context(), p, id); return err },
+			"Unseal":       func(id string) error { _, err := f.vault.Read(t.Context(), p, ByID(id)); return err },
+			"UnsealByName": func(string) error { _, err := f.vault.Read(t.Context(), p, ByName("none")); return err },
+			"the current": func(id string) error {
+				_, err := f.vault.Read(t.Context(), p, ByVersion(id, 2))
+				return err
+			},
+			"the previous": func(id string) error {
+				_, err := f.vault.Read(t.Context(), p, ByVersion(id, 1))
+				return err
+			},
+			"Versions": func(id string) error { _, err := f.vault.Versions(t.Context(), p, id); return err },
+			"Metadata": func(id string) error { _, err := f.vault.Metadata(t.Context(), p, id); return err },
+			"Rotate":   func(id string) error { _, err := f.vault.Rotate(t.Context(), p, id); return err },
 			"Replace": func(id string) error {
 				_, err := f.vault.Replace(t.Context(), p, id, ReplaceRequest{Values: secrets(login)})
 				return err
@@ -184,12 +190,12 @@ func TestADamagedRowOfAnObjectRevealsNothing(t *testing.T) {
 			return tx.Put(keys[0], []byte(strings.Replace(string(values[0]), `"shop"`, `"much"`, 1)))
 		})
 		for _, p := range []authz.Principal{f.pod("cluster", "shop"), f.pod("cluster", "much")} {
-			if got, err := f.vault.Unseal(t.Context(), p, owned.ID); !errors.Is(err, fault.Forbidden) || got.Values != nil {
+			if got, err := f.vault.Read(t.Context(), p, ByID(owned.ID)); !errors.Is(err, fault.Forbidden) || got.Values != nil {
 				t.Errorf("%s, a changed row: %v", p.ID, err)
 			}
 		}
 		// The state refuses the row for everybody. Without it, nobody but a ServiceAccount depends on it.
-		if got, err := f.vault.Unseal(t.Context(), f.a, owned.ID); (err == nil) != f.unbound || err != nil && (!errors.Is(err, fault.Forbidden) || got.Values != nil) {
+		if got, err := f.vault.Read(t.Context(), f.a, ByID(owned.ID)); (err == nil) != f.unbound || err != nil && (!errors.Is(err, fault.Forbidden) || got.Values != nil) {
 			t.Error(err)
 		}
 	})

@@ -23,43 +23,50 @@ import (
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
-// Unseal returns a credential with its values. It verifies both signatures before it decrypts, and
+// Reference says which credential a caller asks for.
+type Reference struct {
+	id, name string
+	version  uint64
+	by       referenceKind
+}
+
+type referenceKind int
+
+const (
+	current referenceKind = iota
+	version
+	named
+)
+
+// ByID refers to the current version of a credential.
+func ByID(id string) Reference { return Reference{id: id, by: current} }
+
+// ByVersion refers to one version of a credential.
+func ByVersion(id string, n uint64) Reference { return Reference{id: id, version: n, by: version} }
+
+// ByName refers to the current version of the credential with a name.
+func ByName(name string) Reference { return Reference{name: name, by: named} }
+
+// Changes reports whether the reference leads to another version once there is one.
+func (r Reference) Changes() bool { return r.by != version }
+
+// Read returns a credential with its values. It verifies both signatures before it decrypts, and
 // records the read before it returns. Errors: fault.Forbidden for a credential that does not exist
 // for p, fault.Unavailable.
-func (v *Vault) Unseal(ctx context.Context, p authz.Principal, id string) (Unsealed, error) {
-	return v.unseal(ctx, p, byID(authz.UnsealCredential, id))
-}
-
-// UnsealVersion is [Vault.Unseal] for one version: the current one, or the previous one until it
-// ends. For the previous version, ExpiresAt of the answer is that end. Any other version does not
-// exist.
-func (v *Vault) UnsealVersion(ctx context.Context, p authz.Principal, id string, version uint64) (Unsealed, error) {
-	return v.unseal(ctx, p, v.records.byVersion(p.Tenant, id, version))
-}
-
-// UnsealByName is [Vault.Unseal] for the credential with a name. It prefers a credential that an
-// object owns; for a ServiceAccount, only objects of its own namespace count. When no object has
-// one, not even an expired one, it takes a credential without an object. Among several active
-// credentials it takes the one created last. If more than 1000 are active, it compares only the
-// 1000 that expire last.
-func (v *Vault) UnsealByName(ctx context.Context, p authz.Principal, name string) (Unsealed, error) {
-	outside := !p.Reaches(authz.UnsealCredential, name)
-	if outside || !bounds.IsName(name) {
-		name = "" // no credential has this name
-	}
-	query := v.records.names.Query(p, name, v.now())
-	return v.unseal(ctx, p, finder{name: name, action: authz.UnsealCredential, outside: outside,
-		id: func(rd store.Reader) (string, error) { return v.records.names.Find(rd, query) }})
-}
-
-func (v *Vault) unseal(ctx context.Context, p authz.Principal, which finder) (Unsealed, error) {
+//
+// By version there are the current one, those that a rule keeps, and the previous one until it ends:
+// ExpiresAt of the answer is then that end. By name it prefers a credential that an
+// object owns; for a ServiceAccount, only objects of its own namespace count. When no object has one, not
+// even an expired one, it takes a credential without an object. Among several active credentials it takes
+// the one created last. If more than 1000 are active, it compares only the 1000 that expire last.
+func (v *Vault) Read(ctx context.Context, p authz.Principal, r Reference) (Unsealed, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	keys, err := v.ready(ctx, p, authz.UnsealCredential)
 	if err != nil {
 		return Unsealed{}, err
 	}
-	found, err := v.open(ctx, keys, p, which)
+	found, err := v.open(ctx, keys, p, v.records.finder(p, r, v.now()))
 	if err != nil {
 		return Unsealed{}, err
 	}
@@ -79,6 +86,36 @@ func (v *Vault) unseal(ctx context.Context, p authz.Principal, which finder) (Un
 	c := listing.CredentialOf(found.record, now, found.owned)
 	c.ExpiresAt = found.until
 	return Unsealed{c, found.values}, nil
+}
+
+// FindHeld returns the entity tag of what p would read, if tags name it: p then has its values already. It
+// opens nothing, and records that p asked: once an hour, with a count. waits says that p goes on to ask
+// [Vault.IsHeld]. Otherwise it returns "" and records nothing: the caller goes on to [Vault.Read]. Errors:
+// fault.Forbidden without the right to unseal, fault.Unavailable.
+func (v *Vault) FindHeld(ctx context.Context, p authz.Principal, r Reference, tags Condition, waits bool) (tag string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	if _, err := v.ready(ctx, p, authz.UnsealCredential); err != nil {
+		return "", err
+	}
+	found, err := v.look(ctx, p, v.records.finder(p, r, v.now()), nil)
+	if err != nil || !found.isNamed(tags, v.now()) {
+		return "", err
+	}
+	e := found.event(audit.CredentialListed, p, v.now())
+	if waits {
+		e.Attributes[audit.AttributeWait] = "true"
+	}
+	return record.EntityTag(found.id, found.record.Version), v.guard.RecordRepeated(ctx, e)
+}
+
+// IsHeld reports whether tags still name what p would read. It is for repeated looks after
+// [Vault.FindHeld], and records nothing. Error: fault.Unavailable.
+func (v *Vault) IsHeld(ctx context.Context, p authz.Principal, r Reference, tags Condition) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	found, err := v.look(ctx, p, v.records.finder(p, r, v.now()), nil)
+	return err == nil && found.isNamed(tags, v.now()), err
 }
 
 // lookup is the result of a search for a credential.
@@ -106,6 +143,24 @@ type finder struct {
 	// version replaces the record of l by the version that is asked for; nil keeps the current one.
 	// id is the id that was looked up, and by says which object owns it.
 	version func(rd store.Reader, l *lookup, id string, by ownership) error
+}
+
+// finder finds what r names for a caller that reads.
+func (s recordStore) finder(p authz.Principal, r Reference, now time.Time) finder {
+	switch r.by {
+	case current:
+		return byID(authz.UnsealCredential, r.id)
+	case version:
+		return s.byVersion(p.Tenant, r.id, r.version)
+	}
+	name := r.name
+	outside := !p.Reaches(authz.UnsealCredential, name)
+	if outside || !bounds.IsName(name) {
+		name = "" // no credential has this name
+	}
+	query := s.names.Query(p, name, now)
+	return finder{name: name, action: authz.UnsealCredential, outside: outside,
+		id: func(rd store.Reader) (string, error) { return s.names.Find(rd, query) }}
 }
 
 // byID finds the credential with an id that the caller named, for an action.
@@ -193,13 +248,13 @@ func (v *Vault) open(ctx context.Context, keys *keyring.Keys, p authz.Principal,
 	return l, nil
 }
 
-// look finds a credential by its id without opening it. If read is not nil, look calls it to read
-// further rows of the id. When there is no credential, read gets an id that does not exist.
-func (v *Vault) look(ctx context.Context, p authz.Principal, a authz.Action, id string, read func(rd store.Reader, l *lookup, id string) error) (*lookup, error) {
+// look finds a credential without opening it. If read is not nil, look calls it to read further rows of the
+// id. When there is no credential, read gets an id that does not exist.
+func (v *Vault) look(ctx context.Context, p authz.Principal, which finder, read func(rd store.Reader, l *lookup, id string) error) (*lookup, error) {
 	absent := authz.NewID(idPrefix)
 	l := &lookup{}
 	err := v.store.View(ctx, func(rd store.Reader) error {
-		err := v.find(l, rd, p, byID(a, id), absent)
+		err := v.find(l, rd, p, which, absent)
 		if err != nil || read == nil {
 			return err
 		}
@@ -294,6 +349,11 @@ func (d *decoys) of(keys *keyring.Keys, tenant authz.TenantID, now time.Time) (*
 	}
 	d.Store(tenant, r)
 	return r, nil
+}
+
+// isNamed reports whether the lookup found a version that can be read and that tags name.
+func (l *lookup) isNamed(tags Condition, now time.Time) bool {
+	return l.record != nil && !l.failed && now.Before(l.until) && (l.digest == "" || l.record.Digest() == l.digest) && tags.Names(l.id, l.record.Version)
 }
 
 // event returns the entry of a lookup.

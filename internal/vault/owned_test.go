@@ -78,7 +78,7 @@ func TestAnOwnedCredentialFollowsItsObject(t *testing.T) {
 	if again.Version != 4 || again.Trigger != "now" || !again.ExpiresAt.Equal(f.now().Add(60*day)) || again.SpecDigest != longer.SpecDigest {
 		t.Fatalf("%+v", again)
 	}
-	got, err := f.vault.Unseal(t.Context(), f.a, first.ID)
+	got, err := f.vault.Read(t.Context(), f.a, ByID(first.ID))
 	must(t, err)
 	if !maps.Equal(plain(got.Values), map[string]string{"p": "2"}) {
 		t.Fatal(plain(got.Values))
@@ -109,7 +109,7 @@ func TestAnOwnedCredentialIsReadOnlyForOthers(t *testing.T) {
 	if e := f.last(f.a); e.Outcome != audit.Denied || e.Attributes[audit.AttributeReason] != reasonOwned {
 		t.Errorf("%+v", e)
 	}
-	if got, err := f.vault.Unseal(t.Context(), f.a, o.ID); err != nil || !got.Owned {
+	if got, err := f.vault.Read(t.Context(), f.a, ByID(o.ID)); err != nil || !got.Owned {
 		t.Error(err)
 	}
 }
@@ -191,7 +191,7 @@ func TestALostCredentialIsMadeAgainUnderItsID(t *testing.T) {
 		if again.ID != o.ID || again.Version != 2 {
 			t.Fatalf("%s: %+v", name, again)
 		}
-		got, err := f.vault.Unseal(t.Context(), f.a, o.ID)
+		got, err := f.vault.Read(t.Context(), f.a, ByID(o.ID))
 		must(t, err)
 		if !maps.Equal(plain(got.Values), login) {
 			t.Errorf("%s: other values", name)

@@ -51,14 +51,17 @@ func TestOutsideAPolicyNothingIsThere(t *testing.T) {
 	p := f.limited(anyVerb("mine/**"))
 	there, outside := f.sealNamed(f.a, "mine/db", login), f.sealNamed(f.a, "theirs/db", login)
 	generated := f.object("shop", "theirs", 0, 30, time.Hour)
-	_, err := f.vault.Unseal(t.Context(), p, there.ID) // makes the decoy
+	_, err := f.vault.Read(t.Context(), p, ByID(there.ID)) // makes the decoy
 	must(t, err)
 	operations := map[string]func(id string) error{
-		"Unseal":        func(id string) error { _, err := f.vault.Unseal(t.Context(), p, id); return err },
-		"UnsealVersion": func(id string) error { _, err := f.vault.UnsealVersion(t.Context(), p, id, 1); return err },
-		"Versions":      func(id string) error { _, err := f.vault.Versions(t.Context(), p, id); return err },
-		"Metadata":      func(id string) error { _, err := f.vault.Metadata(t.Context(), p, id); return err },
-		"Rotate":        func(id string) error { _, err := f.vault.Rotate(t.Context(), p, id); return err },
+		"Unseal": func(id string) error { _, err := f.vault.Read(t.Context(), p, ByID(id)); return err },
+		"UnsealVersion": func(id string) error {
+			_, err := f.vault.Read(t.Context(), p, ByVersion(id, 1))
+			return err
+		},
+		"Versions": func(id string) error { _, err := f.vault.Versions(t.Context(), p, id); return err },
+		"Metadata": func(id string) error { _, err := f.vault.Metadata(t.Context(), p, id); return err },
+		"Rotate":   func(id string) error { _, err := f.vault.Rotate(t.Context(), p, id); return err },
 		"Replace": func(id string) error {
 			_, err := f.vault.Replace(t.Context(), p, id, ReplaceRequest{Values: secrets(login)})
 			return err
@@ -68,7 +71,7 @@ func TestOutsideAPolicyNothingIsThere(t *testing.T) {
 			return err
 		},
 		"Delete":       func(id string) error { return f.vault.Delete(t.Context(), p, id) },
-		"UnsealByName": func(name string) error { _, err := f.vault.UnsealByName(t.Context(), p, name); return err },
+		"UnsealByName": func(name string) error { _, err := f.vault.Read(t.Context(), p, ByName(name)); return err },
 	}
 	for operation, do := range operations {
 		absent, cases := authz.NewID("cred"), []string{outside.ID, generated.ID}
@@ -116,8 +119,8 @@ func TestEachVerbAllowsItsMethods(t *testing.T) {
 			verb authz.Verb
 			do   func() error
 		}{
-			"unseal":   {authz.ReadPath, func() error { _, err := f.vault.Unseal(t.Context(), p, c.ID); return err }},
-			"by name":  {authz.ReadPath, func() error { _, err := f.vault.UnsealByName(t.Context(), p, "a/b"); return err }},
+			"unseal":   {authz.ReadPath, func() error { _, err := f.vault.Read(t.Context(), p, ByID(c.ID)); return err }},
+			"by name":  {authz.ReadPath, func() error { _, err := f.vault.Read(t.Context(), p, ByName("a/b")); return err }},
 			"metadata": {authz.ListPath, func() error { _, err := f.vault.Metadata(t.Context(), p, c.ID); return err }},
 			"versions": {authz.ListPath, func() error { _, err := f.vault.Versions(t.Context(), p, c.ID); return err }},
 			"rotate":   {authz.WritePath, func() error { _, err := f.vault.Rotate(t.Context(), p, c.ID); return err }},

@@ -10,6 +10,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/audit/verify"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/compare"
 	"github.com/latticekeep/latticekeep/internal/vault/history"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
@@ -137,7 +138,7 @@ func TestNoPreviousVersionIsReadFromRowsThatWereMoved(t *testing.T) {
 				if e := f.last(f.a); e.Outcome == audit.Success || e.Resource.ID != o.ID || e.Attributes[audit.AttributeReason] != reason {
 					t.Errorf("recorded as %+v", e)
 				}
-				_, err := VerifyStore(t.Context(), f.store.Store, verify.Options{})
+				_, err := compare.Store(t.Context(), f.store.Store, verify.Options{})
 				if broken, ok := audit.IsBroken(err); ok == c.known || ok && !strings.Contains(broken.Reason, o.ID) && !strings.Contains(broken.Reason, "previous version") {
 					t.Errorf("reported as %v", err)
 				}
@@ -220,7 +221,7 @@ func TestAPreviousVersionThatTheLogEndedIsReported(t *testing.T) {
 		must(t, end(f, o))
 		f.verify()
 		f.tamper(func(tx store.Tx) error { return tx.Put(keys[0], records[0]) })
-		_, err := VerifyStore(t.Context(), f.store.Store, verify.Options{})
+		_, err := compare.Store(t.Context(), f.store.Store, verify.Options{})
 		if broken, ok := audit.IsBroken(err); !ok || !strings.Contains(broken.Reason, "previous version") || !strings.Contains(broken.Reason, o.ID) || broken.Sequence == 0 {
 			t.Errorf("%s: %v", name, err)
 		}

@@ -45,7 +45,7 @@ func (f *fixture) rotated() *Owned {
 // reads unseals a version and returns its one value, or "" when the version does not exist.
 func (f *fixture) reads(id string, version uint64) string {
 	f.t.Helper()
-	got, err := f.vault.UnsealVersion(f.t.Context(), f.a, id, version)
+	got, err := f.vault.Read(f.t.Context(), f.a, ByVersion(id, version))
 	if errors.Is(err, fault.Forbidden) {
 		if got.Values != nil {
 			f.t.Fatal("values beside a refusal")
@@ -66,7 +66,7 @@ func TestAPreviousVersionIsReadableUntilItsEnd(t *testing.T) {
 	if e := f.last(f.a); e.EventType != audit.CredentialRotated || e.Attributes[audit.AttributeOverlapUntil] != "2026-11-21T13:00:00Z" {
 		t.Fatalf("%+v", e)
 	}
-	previous, err := f.vault.UnsealVersion(t.Context(), f.a, o.ID, 1)
+	previous, err := f.vault.Read(t.Context(), f.a, ByVersion(o.ID, 1))
 	must(t, err)
 	if string(previous.Values["p"]) != "old" || previous.Version != 1 || !previous.ExpiresAt.Equal(until) || previous.Expired || !previous.Owned || previous.ID != o.ID {
 		t.Fatalf("%+v", previous)
@@ -74,7 +74,7 @@ func TestAPreviousVersionIsReadableUntilItsEnd(t *testing.T) {
 	if e := f.last(f.a); e.EventType != audit.CredentialUnsealed || e.Outcome != audit.Success || e.Resource.ID != o.ID || e.Attributes[audit.AttributeVersion] != "1" {
 		t.Fatalf("%+v", e)
 	}
-	current, err := f.vault.UnsealVersion(t.Context(), f.a, o.ID, 2)
+	current, err := f.vault.Read(t.Context(), f.a, ByVersion(o.ID, 2))
 	must(t, err)
 	if string(current.Values["p"]) != "new" || current.Credential != o.Credential {
 		t.Fatalf("%+v", current)
@@ -82,7 +82,7 @@ func TestAPreviousVersionIsReadableUntilItsEnd(t *testing.T) {
 	if list, _, err := f.vault.List(t.Context(), f.a, ListQuery{}); err != nil || len(list) != 1 || list[0].Version != 2 {
 		t.Fatal(list, err)
 	}
-	if got, err := f.vault.Unseal(t.Context(), f.a, o.ID); err != nil || string(got.Values["p"]) != "new" {
+	if got, err := f.vault.Read(t.Context(), f.a, ByID(o.ID)); err != nil || string(got.Values["p"]) != "new" {
 		t.Fatal(err)
 	}
 	if got, err := f.named("db"); err != nil || string(got.Values["p"]) != "new" {

@@ -23,12 +23,12 @@ func TestARenameMovesACredential(t *testing.T) {
 	if e := f.last(f.a); e.EventType != audit.CredentialReencrypted || e.Attributes[audit.AttributeRenamed] != "true" || e.Attributes[audit.AttributeVersion] != "2" {
 		t.Errorf("%+v", e)
 	}
-	got, err := f.vault.UnsealByName(t.Context(), f.a, "shop/prod/db")
+	got, err := f.vault.Read(t.Context(), f.a, ByName("shop/prod/db"))
 	must(t, err)
 	if got.ID != c.ID || string(got.Values["k"]) != "v" {
 		t.Errorf("by its new name: %+v", got)
 	}
-	if _, err := f.vault.UnsealByName(t.Context(), f.a, c.Name); fault.Of(err) != fault.Forbidden {
+	if _, err := f.vault.Read(t.Context(), f.a, ByName(c.Name)); fault.Of(err) != fault.Forbidden {
 		t.Errorf("by its former name: %v", err)
 	}
 	f.verify()
@@ -74,7 +74,7 @@ func TestARenameNeedsTheRightToRead(t *testing.T) {
 			t.Errorf("%s does not allow to read: %v", name, err)
 		}
 	}
-	if got, err := f.vault.UnsealByName(t.Context(), f.a, "secret/db"); err != nil || got.ID != c.ID {
+	if got, err := f.vault.Read(t.Context(), f.a, ByName("secret/db")); err != nil || got.ID != c.ID {
 		t.Error(err)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
+	"github.com/latticekeep/latticekeep/internal/vault/compare"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
 )
 
@@ -87,12 +88,12 @@ func TestTamperingWithRowsIsReported(t *testing.T) {
 					}
 					return c.change(tx, key, ids, r)
 				})
-				_, err = VerifyStore(t.Context(), f.store.Store, verify.Options{})
+				_, err = compare.Store(t.Context(), f.store.Store, verify.Options{})
 				broken, ok := audit.IsBroken(err)
 				if !ok || !strings.Contains(broken.Reason, c.says) || broken.Sequence == 0 {
 					t.Errorf("reported as %v, want %q", err, c.says)
 				}
-				got, err := f.vault.Unseal(t.Context(), f.a, ids[0])
+				got, err := f.vault.Read(t.Context(), f.a, ByID(ids[0]))
 				if c.opens && f.unbound {
 					must(t, err)
 				} else if !errors.Is(err, fault.Forbidden) || got.Values != nil {
@@ -100,7 +101,7 @@ func TestTamperingWithRowsIsReported(t *testing.T) {
 				} else if e := f.last(f.a); e.Outcome == audit.Success || e.Resource.ID != ids[0] {
 					t.Errorf("recorded as %+v", e)
 				}
-				if _, err := f.vault.Unseal(t.Context(), f.b, ids[2]); err != nil {
+				if _, err := f.vault.Read(t.Context(), f.b, ByID(ids[2])); err != nil {
 					t.Errorf("another tenant's credential suffers: %v", err)
 				}
 			})
@@ -117,7 +118,7 @@ func TestADeletedCredentialThatIsBackIsReported(t *testing.T) {
 	keys, values := f.rows("credential/")
 	must(t, f.vault.Delete(t.Context(), f.a, c.ID))
 	f.tamper(func(tx store.Tx) error { return tx.Put(keys[0], values[0]) })
-	_, err := VerifyStore(t.Context(), f.store.Store, verify.Options{})
+	_, err := compare.Store(t.Context(), f.store.Store, verify.Options{})
 	if broken, ok := audit.IsBroken(err); !ok || !strings.Contains(broken.Reason, "recorded its deletion") {
 		t.Fatal(err)
 	}
@@ -131,7 +132,7 @@ func TestACredentialTheLogNeverSawIsReported(t *testing.T) {
 	must(t, err)
 	r.ID = authz.NewID("cred")
 	f.tamper(func(tx store.Tx) error { return tx.Put(record.Key(r.Tenant, r.ID, r.Version), r.Encode()) })
-	_, err = VerifyStore(t.Context(), f.store.Store, verify.Options{})
+	_, err = compare.Store(t.Context(), f.store.Store, verify.Options{})
 	if broken, ok := audit.IsBroken(err); !ok || !strings.Contains(broken.Reason, "never recorded") {
 		t.Fatal(err)
 	}
@@ -152,7 +153,7 @@ func TestAWrapOfAnotherVersionOpensNothing(t *testing.T) {
 	must(t, err)
 	current.Wrap = old.Wrap
 	f.tamper(func(tx store.Tx) error { return tx.Put(keys[0], current.Encode()) })
-	if _, err := f.vault.Unseal(t.Context(), f.a, c.ID); !errors.Is(err, fault.Forbidden) {
+	if _, err := f.vault.Read(t.Context(), f.a, ByID(c.ID)); !errors.Is(err, fault.Forbidden) {
 		t.Fatal(err)
 	}
 	if e := f.last(f.a); e.Outcome != audit.Failure || e.Attributes[audit.AttributeReason] != reasonIntegrity {
@@ -213,7 +214,7 @@ func TestWhatAnObjectOwnsCannotBeRewritten(t *testing.T) {
 		if _, err := f.vault.Apply(t.Context(), f.operator(), uid, 1, f.desired(login, "b")); !isDamaged(err) {
 			t.Error(err)
 		}
-		if got, err := f.vault.Unseal(t.Context(), f.a, victim.ID); err != nil || string(got.Values["other"]) != "value" {
+		if got, err := f.vault.Read(t.Context(), f.a, ByID(victim.ID)); err != nil || string(got.Values["other"]) != "value" {
 			t.Error("another credential was replaced:", err)
 		}
 	})

@@ -33,7 +33,7 @@ func TestTheSummaryKnowsWhatNobodyReads(t *testing.T) {
 		t.Errorf("at once: %+v", u)
 	}
 	f.advance(50 * day)
-	_, err := f.vault.Unseal(t.Context(), f.a, ids[0])
+	_, err := f.vault.Read(t.Context(), f.a, ByID(ids[0]))
 	must(t, err)
 	f.advance(50 * day)
 	f.sealFor(f.a, "new", "t", 400)
@@ -82,7 +82,7 @@ func TestWhatNobodyReadsIsBounded(t *testing.T) {
 	f.vault.summaryBudget.Records = 1
 	c, d := f.sealFor(f.a, "c", "t", 30), f.sealFor(f.a, "d", "t", 30)
 	for _, id := range []string{c.ID, d.ID} {
-		_, err := f.vault.Unseal(t.Context(), f.a, id)
+		_, err := f.vault.Read(t.Context(), f.a, ByID(id))
 		must(t, err)
 	}
 	if sum, _, err := Summarize(t.Context(), f.vault, f.a, listing.Asked{Soon: day, Unread: 90 * day}); err != nil || sum.Unread != nil {

@@ -32,7 +32,7 @@ func TestACredentialLivesFromSealToDelete(t *testing.T) {
 	if c.Version != 1 || c.Expired || !c.ExpiresAt.Equal(f.now().Add(30*day)) || !authz.ValidID("cred", c.ID) {
 		t.Fatalf("%+v", c)
 	}
-	got, err := f.vault.Unseal(t.Context(), f.a, c.ID)
+	got, err := f.vault.Read(t.Context(), f.a, ByID(c.ID))
 	must(t, err)
 	if !maps.Equal(plain(got.Values), login) || got.Credential != c {
 		t.Fatalf("%+v", got.Credential)
@@ -43,7 +43,7 @@ func TestACredentialLivesFromSealToDelete(t *testing.T) {
 	if rotated.Version != 2 || !rotated.ExpiresAt.Equal(f.now().Add(30*day)) || !rotated.CreatedAt.Equal(c.CreatedAt) {
 		t.Fatalf("%+v", rotated)
 	}
-	got, err = f.vault.Unseal(t.Context(), f.a, c.ID)
+	got, err = f.vault.Read(t.Context(), f.a, ByID(c.ID))
 	must(t, err)
 	if !maps.Equal(plain(got.Values), login) {
 		t.Fatal("the values changed")
@@ -54,7 +54,7 @@ func TestACredentialLivesFromSealToDelete(t *testing.T) {
 		t.Fatalf("%+v", list)
 	}
 	must(t, f.vault.Delete(t.Context(), f.a, c.ID))
-	if _, err := f.vault.Unseal(t.Context(), f.a, c.ID); !errors.Is(err, fault.Forbidden) {
+	if _, err := f.vault.Read(t.Context(), f.a, ByID(c.ID)); !errors.Is(err, fault.Forbidden) {
 		t.Fatal(err)
 	}
 	if keys, _ := f.rows("credential/"); len(keys) != 0 {
@@ -115,7 +115,7 @@ func TestNothingIsReadThatCannotBeRecorded(t *testing.T) {
 		broken(true)
 		for _, id := range ids {
 			began, views := time.Now(), f.store.views.Load()
-			got, err := f.vault.Unseal(t.Context(), f.a, id)
+			got, err := f.vault.Read(t.Context(), f.a, ByID(id))
 			if name == "full disk" && f.store.views.Load() != views {
 				t.Errorf("%s: something was looked up", name)
 			}
@@ -138,11 +138,11 @@ func TestNothingIsReadThatCannotBeRecorded(t *testing.T) {
 		if got, err := f.vault.Summary(t.Context(), f.a, day); !errors.Is(err, fault.Unavailable) || got.Total != 0 {
 			t.Errorf("%s: %v %v", name, got, err)
 		}
-		if got, err := f.vault.UnsealByName(t.Context(), f.a, c.Name); !errors.Is(err, fault.Unavailable) || got.Values != nil {
+		if got, err := f.vault.Read(t.Context(), f.a, ByName(c.Name)); !errors.Is(err, fault.Unavailable) || got.Values != nil {
 			t.Errorf("%s: %v %v", name, got.Values, err)
 		}
 		broken(false)
-		if _, err := f.vault.Unseal(t.Context(), f.a, c.ID); err != nil {
+		if _, err := f.vault.Read(t.Context(), f.a, ByID(c.ID)); err != nil {
 			t.Errorf("%s: no recovery: %v", name, err)
 		}
 	}
@@ -157,10 +157,10 @@ func TestAReadWhoseEntryFailsReturnsNothing(t *testing.T) {
 	readOnly := &lateStore{watchedStore: f.store}
 	v := New(readOnly, guard.New(f.log), f.keys, f.now)
 	must(t, f.log.Use(t.Context(), readOnly, f.keys.Audit(), f.keys.ChainID()))
-	if got, err := v.Unseal(t.Context(), f.a, c.ID); !errors.Is(err, fault.Unavailable) || got.Values != nil {
+	if got, err := v.Read(t.Context(), f.a, ByID(c.ID)); !errors.Is(err, fault.Unavailable) || got.Values != nil {
 		t.Fatal(got.Values, err)
 	}
-	if got, err := v.UnsealByName(t.Context(), f.a, c.Name); !errors.Is(err, fault.Unavailable) || got.Values != nil {
+	if got, err := v.Read(t.Context(), f.a, ByName(c.Name)); !errors.Is(err, fault.Unavailable) || got.Values != nil {
 		t.Fatal(got.Values, err)
 	}
 	if list, _, err := v.List(t.Context(), f.a, ListQuery{}); !errors.Is(err, fault.Unavailable) || list != nil {
@@ -202,8 +202,8 @@ func TestDenialsAreRecorded(t *testing.T) {
 		{audit.CredentialListed, func() error { _, err := f.vault.Versions(t.Context(), weak, c.ID); return err }},
 		{audit.CredentialListed, func() error { _, err := f.vault.Metadata(t.Context(), weak, c.ID); return err }},
 		{audit.CredentialListed, func() error { _, err := f.vault.Summary(t.Context(), weak, day); return err }},
-		{audit.CredentialUnsealed, func() error { _, err := f.vault.Unseal(t.Context(), weak, c.ID); return err }},
-		{audit.CredentialUnsealed, func() error { _, err := f.vault.UnsealByName(t.Context(), weak, c.Name); return err }},
+		{audit.CredentialUnsealed, func() error { _, err := f.vault.Read(t.Context(), weak, ByID(c.ID)); return err }},
+		{audit.CredentialUnsealed, func() error { _, err := f.vault.Read(t.Context(), weak, ByName(c.Name)); return err }},
 		{audit.CredentialReencrypted, func() error { _, err := f.vault.Rotate(t.Context(), weak, c.ID); return err }},
 		{audit.CredentialRotated, func() error {
 			_, err := f.vault.Replace(t.Context(), weak, c.ID, ReplaceRequest{Values: secrets(login)})
@@ -224,7 +224,7 @@ func TestDenialsAreRecorded(t *testing.T) {
 			t.Errorf("%s: not exactly one entry", attempt.what)
 		}
 	}
-	if _, err := f.vault.Unseal(t.Context(), f.a, c.ID); err != nil {
+	if _, err := f.vault.Read(t.Context(), f.a, ByID(c.ID)); err != nil {
 		t.Error("a refused attempt changed something:", err)
 	}
 }
@@ -233,11 +233,11 @@ func TestExpiredCredentialsAreListedAsSuch(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	c := f.seal(f.a, login)
 	f.advance(30*day - time.Second)
-	if _, err := f.vault.Unseal(t.Context(), f.a, c.ID); err != nil {
+	if _, err := f.vault.Read(t.Context(), f.a, ByID(c.ID)); err != nil {
 		t.Fatal(err)
 	}
 	f.advance(time.Second)
-	if _, err := f.vault.Unseal(t.Context(), f.a, c.ID); !errors.Is(err, fault.Forbidden) {
+	if _, err := f.vault.Read(t.Context(), f.a, ByID(c.ID)); !errors.Is(err, fault.Forbidden) {
 		t.Fatal(err)
 	}
 	if e := f.last(f.a); e.Attributes[audit.AttributeReason] != reasonExpired || e.Outcome != audit.Denied {
@@ -332,7 +332,7 @@ func TestConcurrentRotationsAllCount(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	got, err := f.vault.Unseal(t.Context(), f.a, c.ID)
+	got, err := f.vault.Read(t.Context(), f.a, ByID(c.ID))
 	must(t, err)
 	if got.Version != 7 || !maps.Equal(plain(got.Values), login) {
 		t.Fatal(got.Version)
@@ -389,15 +389,15 @@ func TestNoEntryHoldsAnythingSecret(t *testing.T) {
 	f := newFixture(t, time.Minute)
 	c, err := f.vault.Seal(t.Context(), f.a, SealRequest{Name: "name-canary", Type: "type-canary", Values: secrets(map[string]string{"key-canary": "value-canary"})})
 	must(t, err)
-	_, err = f.vault.Unseal(t.Context(), f.a, c.ID)
+	_, err = f.vault.Read(t.Context(), f.a, ByID(c.ID))
 	must(t, err)
-	_, err = f.vault.Unseal(t.Context(), f.a, "id-canary")
+	_, err = f.vault.Read(t.Context(), f.a, ByID("id-canary"))
 	if err == nil || strings.Contains(err.Error(), "canary") {
 		t.Fatal(err)
 	}
-	_, err = f.vault.UnsealByName(t.Context(), f.a, "name-canary")
+	_, err = f.vault.Read(t.Context(), f.a, ByName("name-canary"))
 	must(t, err)
-	_, err = f.vault.UnsealByName(t.Context(), f.a, "no-such-canary")
+	_, err = f.vault.Read(t.Context(), f.a, ByName("no-such-canary"))
 	if err == nil || strings.Contains(err.Error(), "canary") {
 		t.Fatal(err)
 	}
@@ -429,7 +429,7 @@ func TestRecordsOfEarlierKeyVersionsKeepOpening(t *testing.T) {
 	if err := f.store.Update(t.Context(), set.Put); !errors.Is(err, fault.Conflict) {
 		t.Fatal("a version was stored twice:", err)
 	}
-	got, err := f.vault.Unseal(t.Context(), f.a, c.ID)
+	got, err := f.vault.Read(t.Context(), f.a, ByID(c.ID))
 	must(t, err)
 	if !maps.Equal(plain(got.Values), login) {
 		t.Fatal("the values changed")
@@ -454,7 +454,7 @@ func TestAHangingStoreDoesNotHangAReader(t *testing.T) {
 	v := New(hanging, guard.New(f.log), f.keys, f.now)
 	must(t, f.log.Use(t.Context(), hanging, f.keys.Audit(), f.keys.ChainID()))
 	for what, read := range map[string]func() error{
-		"unseal": func() error { _, err := v.Unseal(context.Background(), f.a, c.ID); return err },
+		"unseal": func() error { _, err := v.Read(context.Background(), f.a, ByID(c.ID)); return err },
 		"list":   func() error { _, _, err := v.List(context.Background(), f.a, ListQuery{}); return err },
 		"audit": func() error {
 			_, _, err := reader.New(f.log, guard.New(f.log)).Query(context.Background(), f.a, reader.Query{Limit: 1})
@@ -489,7 +489,7 @@ func TestAnOperationAsksTheKMSOnce(t *testing.T) {
 	for what, do := range map[string]func() error{
 		"seal":   func() error { f.seal(f.a, login); return nil },
 		"list":   func() error { _, _, err := f.vault.List(t.Context(), f.a, ListQuery{}); return err },
-		"unseal": func() error { _, err := f.vault.Unseal(t.Context(), f.a, c.ID); return err },
+		"unseal": func() error { _, err := f.vault.Read(t.Context(), f.a, ByID(c.ID)); return err },
 		"rotate": func() error { _, err := f.vault.Rotate(t.Context(), f.a, c.ID); return err },
 		"replace": func() error {
 			_, err := f.vault.Replace(t.Context(), f.a, c.ID, ReplaceRequest{Values: secrets(login)})
@@ -498,9 +498,9 @@ func TestAnOperationAsksTheKMSOnce(t *testing.T) {
 		"versions": func() error { _, err := f.vault.Versions(t.Context(), f.a, c.ID); return err },
 		"metadata": func() error { _, err := f.vault.Metadata(t.Context(), f.a, c.ID); return err },
 		"summary":  func() error { _, err := f.vault.Summary(t.Context(), f.a, day); return err },
-		"by name":  func() error { _, err := f.vault.UnsealByName(t.Context(), f.a, c.Name); return err },
+		"by name":  func() error { _, err := f.vault.Read(t.Context(), f.a, ByName(c.Name)); return err },
 		"missed": func() error {
-			if _, err := f.vault.Unseal(t.Context(), f.b, c.ID); !errors.Is(err, fault.Forbidden) {
+			if _, err := f.vault.Read(t.Context(), f.b, ByID(c.ID)); !errors.Is(err, fault.Forbidden) {
 				return fmt.Errorf("not refused: %w", err)
 			}
 			return nil

@@ -15,6 +15,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/bounds"
+	"github.com/latticekeep/latticekeep/internal/vault/compare"
 	"github.com/latticekeep/latticekeep/internal/vault/history"
 	"github.com/latticekeep/latticekeep/internal/vault/nameindex"
 	"github.com/latticekeep/latticekeep/internal/vault/pathindex"
@@ -46,7 +47,7 @@ func TestReplaceStoresNewValuesAsTheNextVersion(t *testing.T) {
 	if e := f.last(f.a); e.EventType != audit.CredentialRotated || e.Outcome != audit.Success || e.Resource.ID != c.ID || e.Attributes[audit.AttributeVersion] != "2" {
 		t.Fatalf("%+v", e)
 	}
-	got, err := f.vault.Unseal(t.Context(), f.a, c.ID)
+	got, err := f.vault.Read(t.Context(), f.a, ByID(c.ID))
 	must(t, err)
 	if !maps.Equal(plain(got.Values), map[string]string{"password": "new"}) || got.Credential != next {
 		t.Fatal(plain(got.Values), got.Credential)
@@ -212,7 +213,7 @@ func TestAChangedHistoryIsNotShown(t *testing.T) {
 }
 
 func (f *fixture) named(name string) (Unsealed, error) {
-	return f.vault.UnsealByName(f.t.Context(), f.a, name)
+	return f.vault.Read(f.t.Context(), f.a, ByName(name))
 }
 
 func TestANameStandsForItsNewestActiveCredential(t *testing.T) {
@@ -411,7 +412,7 @@ func TestTheVerificationComparesTheIndexOfNames(t *testing.T) {
 		"a version without a line in the history": {lines, nil, "no line in its history"},
 	} {
 		put(c.remove, c.add)
-		_, err := VerifyStore(t.Context(), f.store.Store, verify.Options{})
+		_, err := compare.Store(t.Context(), f.store.Store, verify.Options{})
 		if broken, ok := audit.IsBroken(err); !ok || !strings.Contains(broken.Reason, c.says) || broken.Sequence == 0 {
 			t.Errorf("%s: %v, want %q", name, err, c.says)
 		}

@@ -77,8 +77,8 @@ func (call *Call) lookUp(r *http.Request) (identity.Caller, error) {
 	return service.AuthenticateToken(r.Context(), cookies[0].Value)
 }
 
-// Still looks the caller up again and returns nil if a new request of it would still be permitted.
-// It counts and records nothing. Errors: fault.Unauthenticated, fault.Forbidden, fault.Unavailable.
+// Still looks the caller up again and returns nil if a new request of it would still be permitted. From
+// then on the call has the rights that the caller has now. It counts and records nothing. Errors: fault.Unauthenticated, fault.Forbidden, fault.Unavailable.
 func (call *Call) Still(ctx context.Context, c *gin.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, call.gate.config.Limits.Patience)
 	defer cancel()
@@ -95,6 +95,8 @@ func (call *Call) Still(ctx context.Context, c *gin.Context) error {
 	case caller.Tenant != call.Caller.Tenant || caller.ID != call.Caller.ID || !caller.May(call.operation.Action):
 		return fault.New(fault.Forbidden, "access denied")
 	}
+	caller.RequestID, caller.SourceIP = call.Caller.RequestID, call.Caller.SourceIP
+	call.Caller = caller
 	return nil
 }
 

@@ -187,7 +187,8 @@ type Call struct {
 	permitted  bool // the cluster permits the ServiceAccount's call
 	unreviewed bool // the cluster gave no answer
 	answer     http.Header
-	body       []byte // matches the schema once checked; overwritten after the call
+	waited     time.Duration // see [WaitedFor]
+	body       []byte        // matches the schema once checked; overwritten after the call
 
 	memory *fair.Loan[string] // loan for a large body
 

@@ -208,14 +208,23 @@ func (call *Call) refuse(c *gin.Context, reason string, refused error) error {
 func Answer(c *gin.Context, status int, do func(context.Context, *Call) (any, error)) {
 	call := c.MustGet(callKey).(*Call)
 	answer, err := do(c.Request.Context(), call)
+	if later, ok := answer.(Later); ok && err == nil {
+		answer, err = call.wait(c, later)
+	}
 	call.leave() // a slow reader of the answer holds no place
 	call.dispose(c)
 	if err != nil {
 		call.fail(c, err)
 		return
 	}
-	if made, ok := answer.(Created); ok {
+	switch made := answer.(type) {
+	case Created:
 		status, answer = http.StatusCreated, made.Answer
+	case NotModified:
+		c.Header("ETag", made.EntityTag)
+		c.Status(http.StatusNotModified)
+		c.Writer.WriteHeaderNow()
+		return
 	}
 	call.version.Write(c, status, answer)
 }

@@ -28,7 +28,7 @@ type auditAPI struct {
 	guard     *guard.Guard
 	now       func() time.Time
 	exporting sync.Mutex // held while an export is written
-	tails     *tails     // open tails
+	tails     *gate.Places
 }
 
 // auditEntries is the generated type with the entries exactly as the log returns them. Their bytes

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"sync"
 	"time"
 
 	"github.com/gin-gonic/gin"
@@ -15,8 +14,6 @@ import (
 	api "github.com/latticekeep/latticekeep/api/openapi/v2"
 	"github.com/latticekeep/latticekeep/internal/audit"
 	"github.com/latticekeep/latticekeep/internal/authz"
-	"github.com/latticekeep/latticekeep/internal/fair"
-	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/server/gate"
 )
 
@@ -27,76 +24,11 @@ const (
 	tailsOfTenant = 8
 	tailsOfAll    = 64
 
-	// When all places are taken, the tenant with the most tails gives way to one with fewer, and any tail
-	// that is as old as tailGrace. Clients go on behind the last event that they have.
-	tailGrace = time.Minute
-	tailWait  = 500 * time.Millisecond
-
 	tailEvery = 400 * time.Millisecond
 	tailPace  = 20 * time.Millisecond // pause between pages of older entries, to spare other callers
 	tailBeat  = 15 * time.Second      // proxies close connections that are silent for longer
 	tailLasts = 300                   // seconds, unless the caller asks for fewer
 )
-
-// tails counts the open tails of each tenant and of each caller.
-type tails struct {
-	mu  sync.Mutex
-	of  map[tailsOf]int
-	all *fair.Pool[authz.TenantID]
-}
-
-func newTails() *tails {
-	return &tails{of: make(map[tailsOf]int), all: fair.NewPool[authz.TenantID](tailsOfAll, tailGrace)}
-}
-
-// tailsOf is a caller of a tenant, or, without a caller, the tenant.
-type tailsOf struct {
-	tenant authz.TenantID
-	caller string
-}
-
-// open takes a place; done releases it. end is called if it must be released for another tenant. Errors:
-// fault.Exhausted if the caller or the tenant has too many tails, fault.Unavailable if all tenants
-// together have too many.
-func (t *tails) open(ctx context.Context, p authz.Principal, end func()) (done func(), err error) {
-	caller, tenant := tailsOf{p.Tenant, p.ID}, tailsOf{tenant: p.Tenant}
-	if !t.count(caller, tenant) {
-		return nil, fault.Exhausted
-	}
-	ctx, cancel := context.WithTimeout(ctx, tailWait)
-	defer cancel()
-	place, err := t.all.Acquire(ctx, p.Tenant, 1, end)
-	if err != nil {
-		t.uncount(caller, tenant)
-		return nil, fault.Unavailable
-	}
-	return func() {
-		place.Release()
-		t.uncount(caller, tenant)
-	}, nil
-}
-
-// count reports whether the caller and the tenant may have one more.
-func (t *tails) count(caller, tenant tailsOf) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.of[caller] >= tailsOfCaller || t.of[tenant] >= tailsOfTenant {
-		return false
-	}
-	t.of[caller]++
-	t.of[tenant]++
-	return true
-}
-
-func (t *tails) uncount(caller, tenant tailsOf) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, of := range []tailsOf{caller, tenant} {
-		if t.of[of]--; t.of[of] == 0 {
-			delete(t.of, of)
-		}
-	}
-}
 
 // TailAuditLog streams the entries of the caller's tenant as they are written. Before each read of
 // the log, it looks up the caller again.
@@ -104,9 +36,9 @@ func (a *auditAPI) TailAuditLog(c *gin.Context, params api.TailAuditLogParams) {
 	gate.Follow(c, "text/event-stream; charset=utf-8", func(ctx context.Context, call *gate.Call) (func(context.Context, io.Writer) error, error) { //nolint:contextcheck // the tail outlasts the context of the request
 		ended, end := context.WithCancel(context.Background())
 		connection := http.NewResponseController(c.Writer)
-		done, err := a.tails.open(ctx, call.Principal(), func() {
+		done, err := a.tails.Take(ctx, call.Principal(), func() {
 			end()
-			_ = connection.SetWriteDeadline(time.Now().Add(tailWait / 2)) // a client that reads nothing holds no place
+			_ = connection.SetWriteDeadline(time.Now().Add(gate.PlaceWait / 2)) // a client that reads nothing holds no place
 		})
 		if err != nil {
 			return nil, cmp.Or(a.guard.RecordAttempt(ctx, call.Principal(), authz.ReadAudit, audit.Failure, "too_many_tails"), err)

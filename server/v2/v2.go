@@ -88,12 +88,12 @@ var _ ServerInterface = (*endpoints)(nil)
 
 func newEndpoints(c Config) *endpoints {
 	return &endpoints{
-		credentials.New(c.Vault),
+		credentials.New(c.Vault, c.Guard),
 		webhookapi.New(c.Webhooks),
 		&cryptoAPI{c.Transit},
 		&accountAPI{identity: c.Identity, now: c.Now, secureCookies: c.SecureCookies},
 		accessapi.New(c.Identity, c.DryRun),
-		&auditAPI{audit: c.Audit, reader: c.Reader, names: c.Names, nodeLogs: c.NodeLogs, guard: c.Guard, tails: newTails(), now: c.Now},
+		&auditAPI{audit: c.Audit, reader: c.Reader, names: c.Names, nodeLogs: c.NodeLogs, guard: c.Guard, tails: gate.NewPlaces(tailsOfCaller, tailsOfTenant, tailsOfAll), now: c.Now},
 		&backupAPI{Backups: c.Backups, audit: c.Audit, guard: c.Guard, keys: c.Keys, program: c.Program, now: c.Now},
 		&overviewAPI{overview.New(overview.Services{
 			Guard: c.Guard, Vault: c.Vault, Transit: c.Transit, Identity: c.Identity, Reader: c.Reader, Compliance: c.Compliance, Diagnosis: c.Diagnosis, Now: c.Now,

@@ -122,9 +122,9 @@ func asker(v *vault.Vault, p authz.Principal) func(call) answer {
 		var u vault.Unsealed
 		var err error
 		if c.action == unseal {
-			u, err = v.Unseal(ctx, p, c.id)
+			u, err = v.Read(ctx, p, vault.ByID(c.id))
 		} else {
-			u, err = v.UnsealByName(ctx, p, c.name)
+			u, err = v.Read(ctx, p, vault.ByName(c.name))
 		}
 		return one(u.Credential, string(u.Values["v"]), err)
 	}

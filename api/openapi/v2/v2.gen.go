@@ -4554,8 +4554,14 @@ type Cursor = string
 // IfMatch defines model for IfMatch.
 type IfMatch = string
 
+// IfNoneMatch defines model for IfNoneMatch.
+type IfNoneMatch = string
+
 // Limit defines model for Limit.
 type Limit = int
+
+// Wait defines model for Wait.
+type Wait = int
 
 // BadRequest defines model for BadRequest.
 type BadRequest = Error
@@ -4766,6 +4772,19 @@ type ListTenantsParams struct {
 	Cursor *Cursor `form:"cursor,omitempty" json:"cursor,omitempty"`
 }
 
+// UnsealCredentialByNameParams defines parameters for UnsealCredentialByName.
+type UnsealCredentialByNameParams struct {
+	// Wait Seconds to wait before the answer is 304. Another version is answered within about a second; so is the 403 of a
+	// credential that is gone. Whether the caller may still read it is looked at every five seconds and before the answer. A
+	// wait needs `If-None-Match` and excludes `version`. It may end early, with 304. A caller has at most 4 waits at the same time, each
+	// pod of a ServiceAccount for itself, and a tenant 256: 429.
+	Wait *Wait `form:"wait,omitempty" json:"wait,omitempty"`
+
+	// IfNoneMatch Entity tags from the `ETag` of earlier reads, or `*`. While the credential is one of these versions, the answer is 304
+	// and nothing is opened.
+	IfNoneMatch *IfNoneMatch `json:"If-None-Match,omitempty"`
+}
+
 // PutCredentialByNameParams defines parameters for PutCredentialByName.
 type PutCredentialByNameParams struct {
 	// IfMatch Entity tags from the `ETag` of a read, or `*`. The change is made only while the credential is one of these versions;
@@ -4873,6 +4892,16 @@ type DeleteCredentialParams struct {
 type UnsealCredentialParams struct {
 	// Version The version to read, instead of the current one.
 	Version *int64 `form:"version,omitempty" json:"version,omitempty"`
+
+	// Wait Seconds to wait before the answer is 304. Another version is answered within about a second; so is the 403 of a
+	// credential that is gone. Whether the caller may still read it is looked at every five seconds and before the answer. A
+	// wait needs `If-None-Match` and excludes `version`. It may end early, with 304. A caller has at most 4 waits at the same time, each
+	// pod of a ServiceAccount for itself, and a tenant 256: 429.
+	Wait *Wait `form:"wait,omitempty" json:"wait,omitempty"`
+
+	// IfNoneMatch Entity tags from the `ETag` of earlier reads, or `*`. While the credential is one of these versions, the answer is 304
+	// and nothing is opened.
+	IfNoneMatch *IfNoneMatch `json:"If-None-Match,omitempty"`
 }
 
 // PatchCredentialParams defines parameters for PatchCredential.

@@ -66,6 +66,8 @@ def test_a_change_depends_on_the_entity_tag(client: Client) -> None:
     assert etag
     assert v2.unseal_credential_with_etag(identifier)[1] == etag
     assert v2.get_credential_metadata_with_etag(identifier)[1] == etag
+    with pytest.raises(latticekeep.NotModifiedError):
+        v2.unseal_credential_by_name(name, if_none_match=etag, wait=1)
     v2.rotate_credential(identifier, if_match=etag)
     with pytest.raises(latticekeep.PreconditionFailedError) as failure:
         v2.delete_credential(identifier, if_match=etag)

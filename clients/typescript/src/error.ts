@@ -40,6 +40,8 @@ export class LatticekeepError extends Error {
     this.isNoAnswer = parts.noAnswer ?? false;
   }
 
+  /** What `ifNoneMatch` names is still there. */
+  get isNotModified(): boolean { return this.status === 304; }
   /** Change the request. */
   get isInvalid(): boolean { return [400, 413, 415, 422].includes(this.status); }
   /** Use another key, or sign in again. */

@@ -431,7 +431,7 @@ var scenes = []scene{
 				if r.has("details/"+string(w.tenant)+"/"+id) != revived {
 					r.t.Errorf("what was said of it: %v", !revived)
 				}
-				_, err := r.vault.Unseal(r.t.Context(), authz.SystemPrincipal(w.tenant), id)
+				_, err := r.vault.Read(r.t.Context(), authz.SystemPrincipal(w.tenant), vault.ByID(id))
 				if (err == nil) != revived {
 					r.t.Errorf("unsealing: %v", err)
 				}
@@ -450,10 +450,10 @@ var scenes = []scene{
 				must(w.t, err)
 			}, func(r *restored, revived bool) {
 				system := authz.SystemPrincipal(w.tenant)
-				if _, err := r.vault.Unseal(r.t.Context(), system, id); (err == nil) != revived {
+				if _, err := r.vault.Read(r.t.Context(), system, vault.ByID(id)); (err == nil) != revived {
 					r.t.Errorf("it is read: %v", err)
 				}
-				if _, err := r.vault.Unseal(r.t.Context(), system, renewed); err != nil {
+				if _, err := r.vault.Read(r.t.Context(), system, vault.ByID(renewed)); err != nil {
 					r.t.Errorf("one that was renewed: %v", err)
 				}
 				r.want(audit.CredentialReencrypted, id, !revived)
@@ -818,7 +818,7 @@ func TestWhatWasTakenAwayStaysAway(t *testing.T) {
 	if !r.authenticates(keptKey) || r.recorded(audit.APIKeyRevoked, keptID) || !r.refreshes(kept.Refresh) || !r.signsIn(w.owner, w.owner.Password) {
 		t.Error("somebody lost access that nobody had taken away")
 	}
-	u, err := r.vault.Unseal(t.Context(), authz.SystemPrincipal(w.tenant), rotated)
+	u, err := r.vault.Read(t.Context(), authz.SystemPrincipal(w.tenant), vault.ByID(rotated))
 	must(t, err)
 	if got := string(u.Values["key"]); got != "s3cret" {
 		t.Errorf("the value is %q, not that of the time", got)

@@ -1,4 +1,6 @@
-package vault
+// Package compare compares the rows of the vault with what the audit log says of them. It needs no secret
+// key and changes nothing.
+package compare
 
 import (
 	"cmp"
@@ -28,30 +30,30 @@ func parseCredentialKey(key []byte) (id audit.CredentialKey) {
 	return id
 }
 
-// VerifyStore verifies the audit log in s and compares the rows with it, as [CompareRows] does. With
+// Store verifies the audit log in s and compares the rows with it, as [Rows] does. With
 // a range of the log it verifies only the entries of the range. Nothing may write to the store
 // meanwhile. An [audit.Broken] error names the first bad sequence number.
-func VerifyStore(ctx context.Context, s store.Store, o verify.Options) (verify.Report, error) {
+func Store(ctx context.Context, s store.Store, o verify.Options) (verify.Report, error) {
 	report, err := verify.Store(ctx, s, o)
 	if err != nil {
 		return verify.Report{}, err
 	}
 	found, first := audit.FirstFault()
-	if err := CompareRows(ctx, s, report, found); err != nil {
+	if err := Rows(ctx, s, report, found); err != nil {
 		return verify.Report{}, err
 	}
 	return report, first()
 }
 
-// CompareRows compares every credential row in s with the report of the log's verification, and
+// Rows compares every credential row in s with the report of the log's verification, and
 // passes each fault to found. Each row must be the version that the log recorded last, each recorded
 // credential must have its row, and a deleted credential must have none. A previous version must be
 // one that the log says was kept and that has not ended; it may also be missing. A kept version must be
 // an earlier one of a credential that is there; the state says which rows there are. The index of names
-// must lead to each credential and to no other. CompareRows needs no secret key, so it does not check
+// must lead to each credential and to no other. Rows needs no secret key, so it does not check
 // the MACs of the index, nor the names of credentials that objects own. The report on a range does
 // not say which credentials must exist, so then nothing is compared.
-func CompareRows(ctx context.Context, s store.Store, report verify.Report, found func(audit.RowFault)) error {
+func Rows(ctx context.Context, s store.Store, report verify.Report, found func(audit.RowFault)) error {
 	if report.Credentials == nil {
 		return nil
 	}

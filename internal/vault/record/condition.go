@@ -35,6 +35,16 @@ func (c Condition) Holds(id string, version uint64) bool {
 	return false
 }
 
+// Names reports whether the condition, as the value of If-None-Match, names that version (RFC 9110
+// §13.1.2). A weak tag names it, too: a proxy that compresses the answer makes the tag weak.
+func (c Condition) Names(id string, version uint64) bool {
+	current, found := EntityTag(id, version), c == "*"
+	for tag := range strings.SplitSeq(string(c), ",") {
+		found = found || strings.TrimPrefix(strings.Trim(tag, " \t"), "W/") == current
+	}
+	return found
+}
+
 // AllHold reports whether all conditions hold.
 func AllHold(conditions []Condition, id string, version uint64) bool {
 	return !slices.ContainsFunc(conditions, func(c Condition) bool { return !c.Holds(id, version) })

@@ -6,11 +6,11 @@ import (
 	"errors"
 	"net/http"
 	"time"
-	"unicode/utf8"
 
 	"github.com/gin-gonic/gin"
 
 	api "github.com/latticekeep/latticekeep/api/openapi/v2"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/secret"
@@ -24,10 +24,15 @@ import (
 )
 
 // API implements the endpoints.
-type API struct{ vault *vault.Vault }
+type API struct {
+	vault *vault.Vault
+	reads *reads
+}
 
-// New returns the endpoints of v.
-func New(v *vault.Vault) *API { return &API{v} }
+// New returns the endpoints of v, whose refusals g records.
+func New(v *vault.Vault, g *guard.Guard) *API {
+	return &API{v, newReads(v, g)}
+}
 
 func metadata(c vault.Credential) api.Credential {
 	status := api.CredentialStatusActive
@@ -67,12 +72,6 @@ func secrets(values map[string]string) map[string]secret.Bytes {
 		copied[key] = secret.Bytes(value)
 	}
 	return copied
-}
-
-func zero(values map[string]secret.Bytes) {
-	for _, value := range values {
-		value.Zero()
-	}
 }
 
 // Days returns the number of days in a request. For the vault, 0 means that none is given; in a
@@ -239,46 +238,16 @@ func (a *API) GetCredentialMetadata(c *gin.Context, id string) {
 // UnsealCredential returns a credential with the values of the requested version, or else of the
 // current one.
 func (a *API) UnsealCredential(c *gin.Context, id string, params api.UnsealCredentialParams) {
-	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		if params.Version == nil {
-			return unsealed(c)(a.vault.Unseal(ctx, call.Principal(), id))
-		}
-		return unsealed(c)(a.vault.UnsealVersion(ctx, call.Principal(), id, uint64(*params.Version)))
-	})
+	r := vault.ByID(id)
+	if params.Version != nil {
+		r = vault.ByVersion(id, uint64(*params.Version))
+	}
+	a.reads.answer(c, r, params.IfNoneMatch, params.Wait)
 }
 
 // UnsealCredentialByName returns the newest active credential with a name.
-func (a *API) UnsealCredentialByName(c *gin.Context, name string) {
-	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
-		return unsealed(c)(a.vault.UnsealByName(ctx, call.Principal(), name))
-	})
-}
-
-// unsealed returns the function that answers an unsealed credential, with its entity tag.
-func unsealed(c *gin.Context) func(vault.Unsealed, error) (any, error) {
-	return func(u vault.Unsealed, err error) (any, error) {
-		if err != nil {
-			return nil, err
-		}
-		defer zero(u.Values)
-		c.Header("ETag", u.EntityTag())
-		answer := api.UnsealedCredential{
-			Success: true, CredentialId: u.ID, Name: u.Name, CredentialType: u.Type, Values: make(map[string]string),
-			Version: int64(u.Version), CreatedAt: u.CreatedAt.UTC(), ExpiresAt: u.ExpiresAt.UTC(), NeverExpires: gate.NonZero(u.NeverExpires()),
-		}
-		binary := make(map[string][]byte)
-		for key, value := range u.Values {
-			if utf8.Valid(value) {
-				answer.Values[key] = string(value)
-			} else {
-				binary[key] = append([]byte(nil), value...)
-			}
-		}
-		if len(binary) > 0 {
-			answer.BinaryValues = &binary
-		}
-		return answer, nil
-	}
+func (a *API) UnsealCredentialByName(c *gin.Context, name string, params api.UnsealCredentialByNameParams) {
+	a.reads.answer(c, vault.ByName(name), params.IfNoneMatch, params.Wait)
 }
 
 // ReplaceCredential stores new values as the next version.

@@ -650,6 +650,8 @@ class OperationsV2:
         credential_id: str,
         *,
         version: Optional[int] = None,
+        if_none_match: Optional[str] = None,
+        wait: Optional[int] = None,
     ) -> UnsealedCredential:
         """Unseal a credential.
 
@@ -660,13 +662,20 @@ class OperationsV2:
 
         Scope: `vault:read`.
         """
-        return self.unseal_credential_with_etag(credential_id, version=version)[0]
+        return self.unseal_credential_with_etag(
+            credential_id,
+            version=version,
+            if_none_match=if_none_match,
+            wait=wait,
+        )[0]
 
     def unseal_credential_with_etag(
         self,
         credential_id: str,
         *,
         version: Optional[int] = None,
+        if_none_match: Optional[str] = None,
+        wait: Optional[int] = None,
     ) -> Tuple[UnsealedCredential, str]:
         """Unseal a credential.
 
@@ -683,12 +692,19 @@ class OperationsV2:
             "GET",
             "/api/v2/vault/{credential_id}",
             ids=(credential_id,),
-            query=given({"version": version}),
+            query=given({"version": version, "wait": wait}),
+            headers=given({"If-None-Match": if_none_match}),
         )
         answer, etag = self._transport.tagged(call)
         return cast(UnsealedCredential, answer), etag
 
-    def unseal_credential_by_name(self, name: str) -> UnsealedCredential:
+    def unseal_credential_by_name(
+        self,
+        name: str,
+        *,
+        if_none_match: Optional[str] = None,
+        wait: Optional[int] = None,
+    ) -> UnsealedCredential:
         """Unseal a credential by its name.
 
         Like unsealing by id, for the newest active credential of that name. Credentials of
@@ -700,9 +716,15 @@ class OperationsV2:
 
         Scope: `vault:read`.
         """
-        return self.unseal_credential_by_name_with_etag(name)[0]
+        return self.unseal_credential_by_name_with_etag(name, if_none_match=if_none_match, wait=wait)[0]
 
-    def unseal_credential_by_name_with_etag(self, name: str) -> Tuple[UnsealedCredential, str]:
+    def unseal_credential_by_name_with_etag(
+        self,
+        name: str,
+        *,
+        if_none_match: Optional[str] = None,
+        wait: Optional[int] = None,
+    ) -> Tuple[UnsealedCredential, str]:
         """Unseal a credential by its name.
 
         Like unsealing by id, for the newest active credential of that name. Credentials of
@@ -716,7 +738,13 @@ class OperationsV2:
 
         Scope: `vault:read`.
         """
-        call = Call("GET", "/api/v2/vault/by-name/{name}", ids=(name,))
+        call = Call(
+            "GET",
+            "/api/v2/vault/by-name/{name}",
+            ids=(name,),
+            query=given({"wait": wait}),
+            headers=given({"If-None-Match": if_none_match}),
+        )
         answer, etag = self._transport.tagged(call)
         return cast(UnsealedCredential, answer), etag
 

@@ -71,6 +71,10 @@ class ConflictError(LatticekeepError):
     """409: the current state does not allow it."""
 
 
+class NotModifiedError(LatticekeepError):
+    """304: what `if_none_match` names is still there."""
+
+
 class PreconditionFailedError(LatticekeepError):
     """412: it changed meanwhile. Read again, and repeat the change on what is there now."""
 
@@ -96,6 +100,7 @@ class ConnectionLostError(LatticekeepError):
 
 
 _KINDS: Dict[int, Type[LatticekeepError]] = {
+    304: NotModifiedError,
     400: InvalidError,
     401: UnauthenticatedError,
     403: ForbiddenError,

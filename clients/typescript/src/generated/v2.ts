@@ -5075,6 +5075,38 @@ export interface components {
             };
         };
         /**
+         * @description The credential is a version that `If-None-Match` names. The log has one `CREDENTIAL_LISTED` for all such answers to
+         *     the caller in an hour, with their number in `repeats`.
+         */
+        NotModified: {
+            headers: {
+                /** @description The id that the service gave this request. */
+                "X-Request-ID": components["schemas"]["RequestID"];
+                /**
+                 * @description How many requests a minute the bucket takes that this request was counted in.
+                 * @example 5000
+                 */
+                "X-RateLimit-Limit": number;
+                /**
+                 * @description How many of them are left in this minute.
+                 * @example 4999
+                 */
+                "X-RateLimit-Remaining": number;
+                /**
+                 * @description When the bucket is full again, in seconds since 1970 (Unix time).
+                 * @example 1795255260
+                 */
+                "X-RateLimit-Reset": number;
+                /**
+                 * @description The entity tag of the version that is answered, for `If-Match`. Opaque.
+                 * @example "0f3c5e7a9b1d2c4e6f8091a2b3c4d5e6"
+                 */
+                ETag: string;
+                [name: string]: unknown;
+            };
+            content?: never;
+        };
+        /**
          * @description The credential is not the version that `If-Match` names, and nothing was changed. Only a caller that may unseal the
          *     credential gets this; to all others it is the 403 of a credential that does not exist.
          */
@@ -5374,6 +5406,20 @@ export interface components {
          * @example "0f3c5e7a9b1d2c4e6f8091a2b3c4d5e6"
          */
         IfMatch: string;
+        /**
+         * @description Entity tags from the `ETag` of earlier reads, or `*`. While the credential is one of these versions, the answer is 304
+         *     and nothing is opened.
+         * @example "0f3c5e7a9b1d2c4e6f8091a2b3c4d5e6"
+         */
+        IfNoneMatch: string;
+        /**
+         * @description Seconds to wait before the answer is 304. Another version is answered within about a second; so is the 403 of a
+         *     credential that is gone. Whether the caller may still read it is looked at every five seconds and before the answer. A
+         *     wait needs `If-None-Match` and excludes `version`. It may end early, with 304. A caller has at most 4 waits at the same time, each
+         *     pod of a ServiceAccount for itself, and a tenant 256: 429.
+         * @example 55
+         */
+        Wait: number;
         /** @description The most entries to return. */
         Limit: number;
         /** @description The `next_cursor` of the page before. Opaque. */
@@ -5738,8 +5784,23 @@ export interface operations {
             query?: {
                 /** @description The version to read, instead of the current one. */
                 version?: number;
+                /**
+                 * @description Seconds to wait before the answer is 304. Another version is answered within about a second; so is the 403 of a
+                 *     credential that is gone. Whether the caller may still read it is looked at every five seconds and before the answer. A
+                 *     wait needs `If-None-Match` and excludes `version`. It may end early, with 304. A caller has at most 4 waits at the same time, each
+                 *     pod of a ServiceAccount for itself, and a tenant 256: 429.
+                 * @example 55
+                 */
+                wait?: components["parameters"]["Wait"];
             };
-            header?: never;
+            header?: {
+                /**
+                 * @description Entity tags from the `ETag` of earlier reads, or `*`. While the credential is one of these versions, the answer is 304
+                 *     and nothing is opened.
+                 * @example "0f3c5e7a9b1d2c4e6f8091a2b3c4d5e6"
+                 */
+                "If-None-Match"?: components["parameters"]["IfNoneMatch"];
+            };
             path: {
                 /**
                  * @description The credential's id as `seal` answered it. One that is not well-formed is answered like one that does not exist.
@@ -5796,6 +5857,7 @@ export interface operations {
                     "application/json": components["schemas"]["UnsealedCredential"];
                 };
             };
+            304: components["responses"]["NotModified"];
             400: components["responses"]["BadRequest"];
             401: components["responses"]["Unauthorized"];
             403: components["responses"]["Forbidden"];
@@ -6871,8 +6933,24 @@ export interface operations {
     };
     unsealCredentialByName: {
         parameters: {
-            query?: never;
-            header?: never;
+            query?: {
+                /**
+                 * @description Seconds to wait before the answer is 304. Another version is answered within about a second; so is the 403 of a
+                 *     credential that is gone. Whether the caller may still read it is looked at every five seconds and before the answer. A
+                 *     wait needs `If-None-Match` and excludes `version`. It may end early, with 304. A caller has at most 4 waits at the same time, each
+                 *     pod of a ServiceAccount for itself, and a tenant 256: 429.
+                 * @example 55
+                 */
+                wait?: components["parameters"]["Wait"];
+            };
+            header?: {
+                /**
+                 * @description Entity tags from the `ETag` of earlier reads, or `*`. While the credential is one of these versions, the answer is 304
+                 *     and nothing is opened.
+                 * @example "0f3c5e7a9b1d2c4e6f8091a2b3c4d5e6"
+                 */
+                "If-None-Match"?: components["parameters"]["IfNoneMatch"];
+            };
             path: {
                 /**
                  * @description The credential's name as it was sealed, percent-encoded.
@@ -6929,6 +7007,7 @@ export interface operations {
                     "application/json": components["schemas"]["UnsealedCredential"];
                 };
             };
+            304: components["responses"]["NotModified"];
             400: components["responses"]["BadRequest"];
             401: components["responses"]["Unauthorized"];
             403: components["responses"]["Forbidden"];

@@ -1,0 +1,86 @@
+package gate
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fair"
+	"github.com/latticekeep/latticekeep/internal/fault"
+)
+
+// Places bounds the requests that last, such as tails and waits: so that no caller takes all places of its
+// tenant, and no tenant those of all. It is safe for concurrent use.
+type Places struct {
+	caller, tenant int
+
+	mu  sync.Mutex
+	of  map[holder]int
+	all *fair.Pool[authz.TenantID]
+}
+
+// holder is a caller of a tenant, or, without a caller, the tenant.
+type holder struct {
+	tenant      authz.TenantID
+	caller, pod string
+}
+
+// When all places are taken, the tenant with the most of them gives way to one with fewer, and any request
+// that is as old as placeGrace. Their clients go on where they were.
+const (
+	placeGrace = time.Minute
+
+	// PlaceWait is how long a request waits for a place, and so the time in which one that gives way must
+	// be gone.
+	PlaceWait = 500 * time.Millisecond
+)
+
+// NewPlaces returns so many places for each caller, for each tenant and for all. The pods of a
+// ServiceAccount are callers of their own.
+func NewPlaces(caller, tenant, all int) *Places {
+	return &Places{caller: caller, tenant: tenant, of: make(map[holder]int), all: fair.NewPool[authz.TenantID](int64(all), placeGrace)}
+}
+
+// Take takes a place; release returns it. end is called if it must be released for another tenant. Errors:
+// fault.Exhausted if the caller or the tenant has too many places, fault.Unavailable if all tenants
+// together have too many.
+func (s *Places) Take(ctx context.Context, p authz.Principal, end func()) (release func(), err error) {
+	caller, tenant := holder{p.Tenant, p.ID, p.Pod}, holder{tenant: p.Tenant}
+	if !s.count(caller, tenant) {
+		return nil, fault.Exhausted
+	}
+	ctx, cancel := context.WithTimeout(ctx, PlaceWait)
+	defer cancel()
+	place, err := s.all.Acquire(ctx, p.Tenant, 1, end)
+	if err != nil {
+		s.uncount(caller, tenant)
+		return nil, fault.Unavailable
+	}
+	return func() {
+		place.Release()
+		s.uncount(caller, tenant)
+	}, nil
+}
+
+// count reports whether the caller and the tenant may have one more.
+func (s *Places) count(caller, tenant holder) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.of[caller] >= s.caller || s.of[tenant] >= s.tenant {
+		return false
+	}
+	s.of[caller]++
+	s.of[tenant]++
+	return true
+}
+
+func (s *Places) uncount(caller, tenant holder) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, of := range []holder{caller, tenant} {
+		if s.of[of]--; s.of[of] == 0 {
+			delete(s.of, of)
+		}
+	}
+}

@@ -1,0 +1,192 @@
+package credentials
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"net/http"
+	"time"
+	"unicode/utf8"
+
+	"github.com/gin-gonic/gin"
+
+	api "github.com/latticekeep/latticekeep/api/openapi/v2"
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/audit/guard"
+	"github.com/latticekeep/latticekeep/internal/authz"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/internal/vault"
+	"github.com/latticekeep/latticekeep/server/gate"
+)
+
+// These are the limits of waits. Each look reads a few rows in a view of its own, so that a wait keeps no
+// page of the store from being used again.
+const (
+	waitsOfCaller = 4
+	waitsOfTenant = 256
+	waitsOfAll    = 1024
+
+	waitLook  = time.Second     // pause between two looks at the version
+	waitCheck = 5 * time.Second // pause between two looks at the caller
+)
+
+// reads answers reads of values.
+type reads struct {
+	vault *vault.Vault
+	guard *guard.Guard
+	waits *gate.Places
+}
+
+func newReads(v *vault.Vault, g *guard.Guard) *reads {
+	return &reads{v, g, gate.NewPlaces(waitsOfCaller, waitsOfTenant, waitsOfAll)}
+}
+
+// answer answers a read: at once, or with 304 while the caller has them, for as long as it wants to
+// wait.
+func (a *reads) answer(c *gin.Context, r vault.Reference, ifNoneMatch *string, wait *int) {
+	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
+		switch {
+		case wait != nil && ifNoneMatch == nil:
+			return nil, gate.BadRequest("wait needs the header If-None-Match, with the ETag of the version that you have")
+		case wait != nil && !r.Changes():
+			return nil, gate.BadRequest("wait and version exclude each other: a version does not change")
+		case ifNoneMatch == nil:
+			return unsealed(c)(a.vault.Read(ctx, call.Principal(), r))
+		}
+		w := waiting{reads: a, c: c, call: call, r: r, tags: vault.Condition(*ifNoneMatch)}
+		if wait == nil {
+			return w.now(ctx, false)
+		}
+		return w.begin(ctx, time.Duration(*wait)*time.Second)
+	})
+}
+
+// waiting is a read by a caller that has a version already.
+type waiting struct {
+	*reads
+	c    *gin.Context
+	call *gate.Call
+	r    vault.Reference
+	tags vault.Condition
+}
+
+// now answers with the values, or with 304 if the caller has them.
+func (w *waiting) now(ctx context.Context, waits bool) (any, error) {
+	tag, err := w.vault.FindHeld(ctx, w.call.Principal(), w.r, w.tags, waits)
+	switch {
+	case err != nil:
+		return nil, err
+	case tag != "":
+		return gate.NotModified{EntityTag: tag}, nil
+	}
+	return unsealed(w.c)(w.vault.Read(ctx, w.call.Principal(), w.r))
+}
+
+// begin is now, but it waits for another version before it answers with 304.
+func (w *waiting) begin(ctx context.Context, most time.Duration) (any, error) {
+	ended, end := context.WithCancel(context.Background())
+	release, err := w.waits.Take(ctx, w.call.Principal(), end)
+	if err != nil {
+		end()
+		return nil, cmp.Or(w.guard.RecordAttemptOncePerMinute(ctx, w.call.Principal(), authz.UnsealCredential, audit.Failure, "too_many_waits"), err)
+	}
+	done := func() { end(); release() }
+	answer, err := w.now(ctx, true)
+	held, ok := answer.(gate.NotModified)
+	if err != nil || !ok {
+		done()
+		return answer, err
+	}
+	return gate.Later{
+		Wait: func(ctx context.Context) error {
+			defer done()
+			ctx, cancel := context.WithTimeout(ctx, most)
+			defer cancel()
+			defer context.AfterFunc(ended, cancel)()
+			return w.untilChanged(ctx)
+		},
+		// The caller may have lost its rights meanwhile. The entry of the start stands for a 304.
+		Then: func(ctx context.Context) (any, error) {
+			if err := w.still(ctx); err != nil {
+				return nil, err
+			}
+			same, err := w.vault.IsHeld(ctx, w.call.Principal(), w.r, w.tags)
+			switch {
+			case err != nil:
+				return nil, err
+			case same:
+				return held, nil
+			}
+			return unsealed(w.c)(w.vault.Read(ctx, w.call.Principal(), w.r))
+		},
+	}, nil
+}
+
+// untilChanged returns when the caller has not the newest version any more, or at the end of ctx. Error: the
+// caller may not read any more, or the store cannot be read.
+func (w *waiting) untilChanged(ctx context.Context) error {
+	look, check := time.NewTicker(waitLook), time.NewTicker(waitCheck)
+	defer look.Stop()
+	defer check.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-check.C:
+			if err := w.still(ctx); err != nil && ctx.Err() == nil {
+				return err
+			}
+		case <-look.C:
+			same, err := w.vault.IsHeld(ctx, w.call.Principal(), w.r, w.tags)
+			if ctx.Err() != nil {
+				return nil
+			}
+			if err != nil || !same {
+				return err
+			}
+		}
+	}
+}
+
+// still looks the caller up again. A refusal has its entry.
+func (w *waiting) still(ctx context.Context) error {
+	err := w.call.Still(ctx, w.c)
+	if errors.Is(err, fault.Forbidden) {
+		return cmp.Or(w.guard.RecordAttempt(ctx, w.call.Principal(), authz.UnsealCredential, audit.Denied, string(authz.MissingScope)), err)
+	}
+	return err
+}
+
+// unsealed returns the function that answers an unsealed credential, with its entity tag.
+func unsealed(c *gin.Context) func(vault.Unsealed, error) (any, error) {
+	return func(u vault.Unsealed, err error) (any, error) {
+		if err != nil {
+			return nil, err
+		}
+		defer zero(u.Values)
+		c.Header("ETag", u.EntityTag())
+		answer := api.UnsealedCredential{
+			Success: true, CredentialId: u.ID, Name: u.Name, CredentialType: u.Type, Values: make(map[string]string),
+			Version: int64(u.Version), CreatedAt: u.CreatedAt.UTC(), ExpiresAt: u.ExpiresAt.UTC(), NeverExpires: gate.NonZero(u.NeverExpires()),
+		}
+		binary := make(map[string][]byte)
+		for key, value := range u.Values {
+			if utf8.Valid(value) {
+				answer.Values[key] = string(value)
+			} else {
+				binary[key] = append([]byte(nil), value...)
+			}
+		}
+		if len(binary) > 0 {
+			answer.BinaryValues = &binary
+		}
+		return answer, nil
+	}
+}
+
+func zero(values map[string]secret.Bytes) {
+	for _, value := range values {
+		value.Zero()
+	}
+}
