@@ -26,10 +26,11 @@ const module = "github.com/latticekeep/latticekeep"
 var ours = map[string]string{
 	".": "internal/cli",
 	"internal/cli": "api/v1beta1 config/crd controllers internal/app internal/config internal/buildinfo internal/cli/admin internal/cli/auditlog internal/cli/command " +
-		"internal/cli/importer internal/cli/kmsplugin internal/cli/login internal/cli/score internal/cli/seal internal/cli/transfer internal/cli/transit internal/cli/vault internal/dumps internal/memory internal/store/format",
+		"internal/cli/importer internal/cli/kmsplugin internal/cli/login internal/cli/pods internal/cli/score internal/cli/seal internal/cli/transfer internal/cli/transit internal/cli/vault internal/dumps internal/memory internal/store/format",
 	"internal/cli/admin":     "internal/cli/command internal/authz api/client api/openapi/v2",
 	"internal/cli/auditlog":  "internal/cli/command internal/config internal/diagnosis api/client api/openapi api/openapi/v2 internal/doctor internal/export internal/offline internal/progress internal/audit internal/audit/guard internal/audit/reader internal/audit/verify internal/audit/writer internal/keyring internal/objects internal/state internal/store internal/fault",
 	"internal/cli/importer":  "internal/cli/command api/client api/openapi/v2 internal/dotenv internal/progress",
+	"internal/cli/pods":      "api/client internal/agent internal/buildinfo internal/cli/command internal/csi internal/delivery internal/dumps internal/logs internal/volume",
 	"internal/cli/kmsplugin": "api/client api/openapi/v2 internal/cli/command internal/backup internal/durable internal/kmsplugin internal/kmsplugin/etcd internal/nodelog internal/dumps internal/envelope internal/logs",
 	"internal/dotenv":        "internal/secret",
 	"internal/cli/score":     "internal/cli/command api/client api/openapi/v2 internal/export internal/durable internal/compliance internal/audit internal/audit/verify internal/keyring internal/dualsig",
@@ -172,9 +173,12 @@ var ours = map[string]string{
 	"internal/envelope":                "internal/frame internal/secret",
 	"internal/dualsig":                 "internal/frame",
 	"internal/kms":                     "internal/google internal/durable internal/frame internal/fault",
+	"internal/delivery":                "api/client api/openapi/v2 internal/compose internal/dotenv internal/vault/bounds internal/fault internal/secret",
+	"internal/csi":                     "api/client internal/delivery internal/socket internal/fault internal/secret",
+	"internal/agent":                   "api/client internal/delivery internal/fault internal/secret",
 	"internal/kmsplugin/etcd":          "internal/durable",
-	"internal/kmsplugin/socket":        "internal/durable",
-	"internal/kmsplugin":               "internal/canonical internal/kmsplugin/etcd internal/kmsplugin/socket internal/nodelog internal/kms internal/envelope internal/dualsig internal/durable internal/frame internal/fault internal/secret",
+	"internal/socket":                  "internal/durable",
+	"internal/kmsplugin":               "internal/canonical internal/kmsplugin/etcd internal/socket internal/nodelog internal/kms internal/envelope internal/dualsig internal/durable internal/frame internal/fault internal/secret",
 	"internal/google":                  "internal/fault",
 	"internal/state/watch":             "internal/state internal/audit internal/audit/reader internal/audit/writer internal/authz internal/store internal/store/format internal/fault",
 	"internal/state":                   "internal/audit internal/audit/entries internal/store internal/frame internal/fault",
@@ -247,17 +251,18 @@ var vendors = map[string]string{
 	"go.opentelemetry.io/proto/otlp":      "internal/otlp internal/kmsplugin/etcd test/otlptest",
 	"google.golang.org/protobuf":          "internal/otlp internal/kmsplugin/etcd test/otlptest",
 
-	"sigs.k8s.io/controller-runtime": "controllers internal/app",
-	"k8s.io/client-go":               "controllers internal/app internal/cli internal/identity/tokenreview",
-	"k8s.io/api":                     "controllers internal/app internal/cli internal/identity/tokenreview",
-	"k8s.io/apimachinery":            "api/v1alpha1 api/v1beta1 controllers internal/app internal/cli internal/config internal/sealing internal/sealedsecrets internal/identity/tokenreview server/v2",
-	"github.com/go-logr/logr":        "controllers",
-	"k8s.io/klog/v2":                 "controllers",
-	"k8s.io/kms":                     "internal/kmsplugin",
-	"google.golang.org/grpc":         "internal/kmsplugin internal/kmsplugin/etcd", // docs/adr/0041-kms-plugin.md
-	"go.etcd.io/etcd/api":            "internal/kmsplugin/etcd",
-	"k8s.io/utils":                   "internal/store/bolt",
-	"sigs.k8s.io/yaml":               "internal/cli internal/sealedsecrets hack/crd hack/schemas",
+	"sigs.k8s.io/controller-runtime":       "controllers internal/app",
+	"k8s.io/client-go":                     "controllers internal/app internal/cli internal/identity/tokenreview",
+	"k8s.io/api":                           "controllers internal/app internal/cli internal/identity/tokenreview",
+	"k8s.io/apimachinery":                  "api/v1alpha1 api/v1beta1 controllers internal/app internal/cli internal/config internal/sealing internal/sealedsecrets internal/identity/tokenreview server/v2",
+	"github.com/go-logr/logr":              "controllers",
+	"k8s.io/klog/v2":                       "controllers",
+	"sigs.k8s.io/secrets-store-csi-driver": "internal/csi",
+	"k8s.io/kms":                           "internal/kmsplugin",
+	"google.golang.org/grpc":               "internal/csi internal/kmsplugin internal/kmsplugin/etcd", // docs/adr/0041-kms-plugin.md
+	"go.etcd.io/etcd/api":                  "internal/kmsplugin/etcd",
+	"k8s.io/utils":                         "internal/store/bolt",
+	"sigs.k8s.io/yaml":                     "internal/cli internal/sealedsecrets hack/crd hack/schemas",
 
 	"github.com/golang-jwt/jwt/v5":    "internal/identity/token internal/identity/tokenreview",
 	"golang.org/x/crypto":             "internal/identity/password",             // argon2id
@@ -266,7 +271,7 @@ var vendors = map[string]string{
 	"golang.org/x/text":               "internal/identity/email internal/authz", // PRECIS, form C
 	"golang.org/x/time":               "controllers/credential",                 // the pace of looks
 	"github.com/wneessen/go-mail":     "internal/mail",
-	"go.yaml.in/yaml/v3":              "internal/config internal/cli/seal internal/compliance hack/reference",
+	"go.yaml.in/yaml/v3":              "internal/config internal/cli/seal internal/compliance internal/delivery hack/reference",
 	"github.com/oapi-codegen/runtime": "api/openapi server",
 	"github.com/getkin/kin-openapi":   "server test/servertest hack/pythonclient",
 

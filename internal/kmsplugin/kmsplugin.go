@@ -43,8 +43,8 @@ import (
 	"google.golang.org/grpc"
 	kmsapi "k8s.io/kms/apis/v2"
 
-	"github.com/latticekeep/latticekeep/internal/kmsplugin/socket"
 	"github.com/latticekeep/latticekeep/internal/nodelog"
+	"github.com/latticekeep/latticekeep/internal/socket"
 )
 
 const (

@@ -17,7 +17,7 @@ import (
 // maxSocketPath is the longest path of a socket that every Unix takes.
 const maxSocketPath = 103
 
-// Socket is a place in the file system where one plugin may listen. A lock on a file beside it, which
+// Socket is a place in the file system where one process may listen. A lock on a file beside it, which
 // the kernel drops when the process ends, says whether one does. The file stays.
 type Socket struct {
 	Path string
@@ -25,13 +25,13 @@ type Socket struct {
 	lock *os.File
 }
 
-// Claim locks the place. A socket that a killed plugin has left there is no obstacle.
+// Claim locks the place. A socket that a killed process has left there is no obstacle.
 func Claim(path string) (*Socket, error) {
 	switch {
 	case strings.HasPrefix(path, "@") || strings.ContainsRune(path, 0):
-		return nil, errors.New("--socket must not be an abstract socket, which every process of the machine could connect to: give a path such as /run/latticekeep/kms.sock")
+		return nil, errors.New("--socket must not be an abstract socket, which every process of the machine could connect to: give a path in a folder, such as /run/latticekeep/s.sock")
 	case !filepath.IsAbs(path):
-		return nil, errors.New("--socket takes a whole path, such as /run/latticekeep/kms.sock, and no URL")
+		return nil, errors.New("--socket takes a whole path, such as /run/latticekeep/s.sock, and no URL")
 	}
 	if err := checkFolder(filepath.Dir(path)); err != nil {
 		return nil, err
@@ -67,7 +67,7 @@ func (s *Socket) claim() error {
 	err := syscall.Flock(int(s.lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 	switch {
 	case errors.Is(err, syscall.EWOULDBLOCK):
-		return fmt.Errorf("another plugin serves at %s: stop it, or give another --socket", s.Path)
+		return fmt.Errorf("another process serves at %s: stop it, or give another --socket", s.Path)
 	case err != nil:
 		return fmt.Errorf("locking the socket: %w", err)
 	}
@@ -95,7 +95,7 @@ func (s *Socket) claim() error {
 // it to its place. So nobody can connect before it has its mode, and a stale socket is replaced in
 // one step.
 func (s *Socket) Listen() (net.Listener, error) {
-	private, err := os.MkdirTemp(filepath.Dir(s.Path), ".kms-") // mode 0700
+	private, err := os.MkdirTemp(filepath.Dir(s.Path), ".latticekeep-") // mode 0700
 	if err != nil {
 		return nil, fmt.Errorf("making a folder for the socket: %w", err)
 	}

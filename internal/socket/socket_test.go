@@ -75,7 +75,7 @@ func TestOnlyTheOwnerCanConnect(t *testing.T) {
 		t.Errorf("the socket has mode %v", info.Mode())
 	}
 	_, err = Claim(s.Path)
-	refused(t, "a second plugin", err, "another plugin serves")
+	refused(t, "a second process", err, "another process serves")
 	must(t, l.Close())
 	must(t, s.Release())
 	left, err := os.ReadDir(dir)
