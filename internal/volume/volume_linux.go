@@ -39,6 +39,21 @@ func Of(f *os.File) (size, free int64, keeps bool, err error) {
 	return int64(fs.Blocks) * fs.Bsize, int64(fs.Bavail) * fs.Bsize, !slices.Contains(writesAnew, uint32(fs.Type)), nil
 }
 
+// inMemory are the file systems that write nothing to a disk but swap, by their magic numbers.
+var inMemory = []uint32{
+	0x01021994, // tmpfs
+	0x858458f6, // ramfs
+}
+
+// IsInMemory reports whether what is written below path stays in memory.
+func IsInMemory(path string) (bool, error) {
+	var fs syscall.Statfs_t
+	if err := syscall.Statfs(path, &fs); err != nil {
+		return false, &os.PathError{Op: "statfs", Path: path, Err: err}
+	}
+	return slices.Contains(inMemory, uint32(fs.Type)), nil
+}
+
 // Blocks returns the size of the blocks of a file.
 func Blocks(info os.FileInfo) int64 { return info.Sys().(*syscall.Stat_t).Blocks * 512 }
 

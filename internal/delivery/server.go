@@ -1,0 +1,190 @@
+package delivery
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/latticekeep/latticekeep/api/client"
+	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/secret"
+)
+
+// Audience is that of the tokens with which pods read.
+const Audience = "latticekeep"
+
+// Server is a deployment from which credentials are read. It is safe for concurrent use.
+type Server struct {
+	url, caFile string
+	options     []client.Option
+
+	mu     sync.Mutex
+	pem    []byte // of the client
+	client *client.V2
+}
+
+// NewServer returns the server at a URL. Its certificate is verified with the authorities in caFile, or with
+// those of the system if caFile is "". The file is read again for each read, since it may be replaced.
+func NewServer(url, caFile string, options ...client.Option) (*Server, error) {
+	s := &Server{url: url, caFile: caFile, options: options}
+	_, err := s.connect()
+	return s, err
+}
+
+// connect returns the client for the authorities that are in the file now.
+func (s *Server) connect() (*client.V2, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.caFile == "" && s.client != nil {
+		return s.client, nil
+	}
+	config := &tls.Config{MinVersion: tls.VersionTLS13}
+	var pem []byte
+	if s.caFile != "" {
+		var err error
+		if pem, err = os.ReadFile(s.caFile); err != nil {
+			return nil, fmt.Errorf("reading --ca-file: %w", err)
+		}
+		if s.client != nil && bytes.Equal(pem, s.pem) {
+			return s.client, nil
+		}
+		config.RootCAs = x509.NewCertPool()
+		if !config.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("--ca-file %s has no certificate: give the authority of the server's certificate as PEM", s.caFile)
+		}
+	}
+	transport := http.DefaultTransport.(*http.Transport).Clone() //nolint:forcetypeassert // nobody replaces it
+	transport.TLSClientConfig = config
+	c, err := client.New(s.url, append(slices.Clone(s.options), client.WithHTTPClient(&http.Client{Transport: transport, Timeout: readTimeout}))...)
+	if err != nil {
+		return nil, err
+	}
+	s.client, s.pem = c.V2, pem
+	return s.client, nil
+}
+
+// readTimeout bounds one attempt. It is longer than the longest wait.
+const readTimeout = 65 * time.Second
+
+// Credential is a version of a credential.
+type Credential struct {
+	ID      string
+	Version int64
+	Tag     string // entity tag, for [client.OtherThan]
+	Values  map[string]secret.Bytes
+}
+
+// Zero overwrites the values.
+func (c Credential) Zero() {
+	for _, value := range c.Values {
+		value.Zero()
+	}
+}
+
+// Read reads a credential by its name, as the ServiceAccount of a token, or for "" with the credential of the
+// options of [NewServer]. The error says what its holder, or who runs the cluster, can do. It is
+// [client.ErrNotModified], fault.Forbidden, fault.Unauthenticated, or fault.Unavailable, which may pass.
+func (s *Server) Read(ctx context.Context, token, name string, options ...client.CallOption) (Credential, error) {
+	var c Credential
+	v2, err := s.connect()
+	if err != nil {
+		return c, fault.Wrap(fault.Unavailable, err.Error(), err)
+	}
+	if token != "" {
+		options = append(options, client.Bearer(token))
+	}
+	answer, err := v2.UnsealCredentialByName(ctx, name, append(options, client.EntityTag(&c.Tag))...)
+	if err != nil {
+		return c, s.explain(err, name, token)
+	}
+	c.ID, c.Version, c.Values = answer.CredentialId, answer.Version, valuesOf(answer)
+	return c, nil
+}
+
+func valuesOf(answer *v2.UnsealedCredential) map[string]secret.Bytes {
+	values := make(map[string]secret.Bytes, len(answer.Values))
+	for key, value := range answer.Values {
+		values[key] = secret.Bytes(value)
+	}
+	if answer.BinaryValues != nil {
+		for key, value := range *answer.BinaryValues {
+			values[key] = value
+		}
+	}
+	return values
+}
+
+// explain says why a credential could not be read, and what to do.
+func (s *Server) explain(err error, name, token string) error {
+	account := accountOf(token)
+	switch {
+	case errors.Is(err, client.ErrNotModified):
+		return err
+	case errors.Is(err, client.ErrForbidden) && account.name != "":
+		return fault.Wrap(fault.Forbidden, account.denial(name), err)
+	case errors.Is(err, client.ErrForbidden):
+		return fault.Wrap(fault.Forbidden, fmt.Sprintf("credential %s cannot be read: it is not there, or it has expired, or the API key lacks the scope vault:read or a policy that reaches it", name), err)
+	case errors.Is(err, client.ErrUnauthenticated) && token != "":
+		return fault.Wrap(fault.Unauthenticated, fmt.Sprintf("%s does not accept the token of ServiceAccount %s: it needs the audience %s, and must be one of the cluster in which the server runs", s.url, account, Audience), err)
+	case errors.Is(err, client.ErrUnauthenticated):
+		return fault.Wrap(fault.Unauthenticated, s.url+" does not accept the API key: it was revoked, or has expired; make another one", err)
+	case errors.Is(err, client.ErrRateLimited):
+		return fault.Wrap(fault.Unavailable, fmt.Sprintf("credential %s cannot be read now: %s says that there are too many requests; it is tried again", name, s.url), err)
+	case errors.Is(err, client.ErrNoAnswer), errors.Is(err, context.DeadlineExceeded):
+		return fault.Wrap(fault.Unavailable, fmt.Sprintf("credential %s cannot be read now: %s does not answer; it is tried again: %v", name, s.url, err), err)
+	}
+	return fault.Wrap(fault.Unavailable, fmt.Sprintf("credential %s cannot be read now: %v; it is tried again", name, err), err)
+}
+
+// account is a ServiceAccount.
+type account struct{ namespace, name string }
+
+func (a account) String() string { return a.namespace + "/" + a.name }
+
+// accountOf returns the ServiceAccount that a token names, for messages only: nothing is verified.
+func accountOf(token string) (a account) {
+	parts := strings.Split(token, ".")
+	if len(parts) != 3 {
+		return a
+	}
+	payload, err := base64.RawURLEncoding.DecodeString(parts[1])
+	var claims struct {
+		Subject string `json:"sub"`
+	}
+	if err == nil && json.Unmarshal(payload, &claims) == nil {
+		if of, ok := strings.CutPrefix(claims.Subject, "system:serviceaccount:"); ok {
+			a.namespace, a.name, _ = strings.Cut(of, ":")
+		}
+	}
+	return a
+}
+
+// plain matches what a shell takes as it is.
+var plain = regexp.MustCompile(`^[-._/a-zA-Z0-9]+$`)
+
+// denial is the one text for all that the vault refuses with its one answer.
+func (a account) denial(name string) string {
+	role, quoted := "unseal-"+name, name
+	if !regexp.MustCompile(`^[-.a-z0-9]{1,200}$`).MatchString(name) {
+		role = "unseal-" + a.name
+	}
+	if !plain.MatchString(name) {
+		quoted = "'" + strings.ReplaceAll(name, "'", `'\''`) + "'"
+	}
+	return fmt.Sprintf("credential %[1]s cannot be read: it is not there, or it has expired, or ServiceAccount %[2]s/%[3]s lacks unseal on it: "+
+		"kubectl create role %[4]s --namespace %[2]s --verb=unseal --resource=sealedcredentials.latticekeep.dev --resource-name=%[5]s && "+
+		"kubectl create rolebinding %[4]s --namespace %[2]s --role=%[4]s --serviceaccount=%[2]s:%[3]s", name, a.namespace, a.name, role, quoted)
+}
