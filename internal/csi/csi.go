@@ -1,0 +1,245 @@
+// Package csi is a provider for the Secrets Store CSI driver: pods get files of credentials without a Secret.
+//
+// The provider has no right of its own, in the cluster or in the vault. The driver hands it the token of the
+// pod's ServiceAccount, with which it reads over REST. It stores nothing: the driver writes the files into a
+// tmpfs of the pod.
+package csi
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"sigs.k8s.io/secrets-store-csi-driver/provider/v1alpha1"
+
+	"github.com/latticekeep/latticekeep/api/client"
+	"github.com/latticekeep/latticekeep/internal/delivery"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/secret"
+	"github.com/latticekeep/latticekeep/internal/socket"
+)
+
+const (
+	maxMessage     = 4 << 20 // bytes; what gRPC allows a client by itself
+	maxMounts      = 32      // at the same time
+	connectTimeout = 5 * time.Second
+	mountTimeout   = 45 * time.Second // less than the two minutes of the kubelet, which tries again
+	endTimeout     = 5 * time.Second
+
+	// usualMode lets a container read that runs as another user than root, to whom the driver gives the files.
+	// Only the containers that mount the volume see it.
+	usualMode = fs.FileMode(0o444)
+)
+
+// Config configures [Serve].
+type Config struct {
+	Server  *delivery.Server
+	Socket  string // path
+	Version string // of the program
+	Logger  *slog.Logger
+}
+
+// Serve answers the driver until ctx ends.
+func Serve(ctx context.Context, c Config) (err error) {
+	s, err := socket.Claim(c.Socket)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.Release()) }()
+	l, err := s.Listen()
+	if err != nil {
+		return err
+	}
+	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage), grpc.MaxConcurrentStreams(maxMounts),
+		grpc.ConnectionTimeout(connectTimeout))
+	v1alpha1.RegisterCSIDriverProviderServer(server, provider{c: c})
+	c.Logger.Info("serving", "socket", s.Path)
+	ended := make(chan error, 1) // capacity 1: nobody may receive
+	go func() { ended <- server.Serve(l) }()
+	select {
+	case err := <-ended:
+		return fmt.Errorf("serving: %w", err)
+	case <-ctx.Done():
+	}
+	stop := time.AfterFunc(endTimeout, server.Stop)
+	defer stop.Stop()
+	server.GracefulStop()
+	if err := <-ended; !errors.Is(err, grpc.ErrServerStopped) {
+		return err
+	}
+	return nil
+}
+
+type provider struct {
+	v1alpha1.UnimplementedCSIDriverProviderServer
+	c Config
+}
+
+// Version implements the interface of the driver.
+func (p provider) Version(context.Context, *v1alpha1.VersionRequest) (*v1alpha1.VersionResponse, error) {
+	return &v1alpha1.VersionResponse{Version: "v1alpha1", RuntimeName: "latticekeep", RuntimeVersion: p.c.Version}, nil
+}
+
+// Mount implements the interface of the driver. It is called for each volume, and again and again where the
+// driver rotates. While nothing changed since the driver was answered last, it answers without files, and
+// the driver leaves those that are there.
+func (p provider) Mount(ctx context.Context, r *v1alpha1.MountRequest) (*v1alpha1.MountResponse, error) {
+	ctx, cancel := context.WithTimeout(ctx, mountTimeout)
+	defer cancel()
+	m, err := parse(r)
+	if err == nil {
+		var answer *v1alpha1.MountResponse
+		if answer, err = m.mount(ctx, p.c.Server); err == nil {
+			p.c.Logger.Info("mounted", "namespace", m.namespace, "pod", m.pod, "credentials", m.plan.Credentials(), "files", len(answer.GetFiles()))
+			return answer, nil
+		}
+	}
+	p.c.Logger.Warn("not mounted", "namespace", m.namespace, "pod", m.pod, "error", fault.Message(err))
+	return nil, status.Error(codeOf(err), fault.Message(err))
+}
+
+func codeOf(err error) codes.Code {
+	switch fault.Of(err) {
+	case fault.Invalid:
+		return codes.InvalidArgument
+	case fault.Forbidden:
+		return codes.PermissionDenied
+	case fault.Unauthenticated:
+		return codes.Unauthenticated
+	}
+	return codes.Unavailable
+}
+
+// mount is a request.
+type mount struct {
+	namespace, pod string
+	token          string
+	plan           delivery.Plan
+	digest         string            // of the plan's text
+	had            map[string]string // versions that the driver was answered last, by id
+}
+
+// The driver's attributes begin with attributes; parameters of the SecretProviderClass are the others.
+const (
+	attributes = "csi.storage.k8s.io/"
+	parameter  = "files"
+	planID     = "files" // id under which the driver keeps the digest of the plan
+)
+
+// parse reads a request. What it could read of it is valid after an error, too. Error: fault.Invalid.
+func parse(r *v1alpha1.MountRequest) (m mount, err error) {
+	var given map[string]string
+	if err := json.Unmarshal([]byte(r.GetAttributes()), &given); err != nil {
+		return m, fault.Wrap(fault.Invalid, "the driver's attributes are not JSON", err)
+	}
+	m.namespace, m.pod = given[attributes+"pod.namespace"], given[attributes+"pod.name"]
+	for _, name := range slices.Sorted(maps.Keys(given)) {
+		if name != parameter && !strings.HasPrefix(name, attributes) {
+			return m, fault.New(fault.Invalid, fmt.Sprintf("spec.parameters.%s of the SecretProviderClass is not known: there is only %s", name, parameter))
+		}
+	}
+	if m.plan, err = delivery.Parse(given[parameter], usualMode); err != nil {
+		return m, fault.Wrap(fault.Invalid, "spec.parameters of the SecretProviderClass: "+fault.Message(err), err)
+	}
+	digest := sha256.Sum256([]byte(given[parameter]))
+	m.digest = hex.EncodeToString(digest[:8])
+	var tokens map[string]struct {
+		Token string `json:"token"`
+	}
+	_ = json.Unmarshal([]byte(given[attributes+"serviceAccount.tokens"]), &tokens)
+	if m.token = tokens[delivery.Audience].Token; m.token == "" {
+		return m, fault.New(fault.Invalid, "the driver sent no token of the pod for the audience "+delivery.Audience+
+			": install it with tokenRequests in its CSIDriver, as with helm's --set 'tokenRequests[0].audience="+delivery.Audience+"'")
+	}
+	m.had = make(map[string]string)
+	for _, v := range r.GetCurrentObjectVersion() {
+		m.had[v.GetId()] = v.GetVersion()
+	}
+	return m, nil
+}
+
+// mount reads the credentials and makes the answer. Without a change since the driver was answered last, it
+// reads no value.
+func (m mount) mount(ctx context.Context, server *delivery.Server) (*v1alpha1.MountResponse, error) {
+	versions := map[string]string{planID: m.digest}
+	values := make(map[string]map[string]secret.Bytes)
+	read := func(name string, options ...client.CallOption) error {
+		c, err := server.Read(ctx, m.token, name, options...)
+		if err == nil {
+			values[name], versions[idOf(name)] = c.Values, versionOf(c)
+		}
+		return err
+	}
+	defer func() {
+		for _, v := range values {
+			delivery.Credential{Values: v}.Zero()
+		}
+	}()
+	var unchanged []string
+	for _, name := range m.plan.Credentials() {
+		var options []client.CallOption
+		if tag := m.tagOf(name); tag != "" {
+			options = append(options, client.OtherThan(tag))
+		}
+		err := read(name, options...)
+		if errors.Is(err, client.ErrNotModified) {
+			unchanged = append(unchanged, name)
+		} else if err != nil {
+			return nil, err
+		}
+	}
+	if len(values) == 0 && len(m.had) == len(unchanged)+1 {
+		return answerOf(m.had, nil), nil
+	}
+	for _, name := range unchanged { // the answer has all files or none
+		if err := read(name); err != nil {
+			return nil, err
+		}
+	}
+	files, err := m.plan.Render(values)
+	if err != nil {
+		return nil, err
+	}
+	return answerOf(versions, files), nil
+}
+
+// tagOf returns the entity tag of the version that the driver has of a credential, or "" when it has none that
+// this plan made.
+func (m mount) tagOf(credential string) string {
+	if m.had[planID] != m.digest {
+		return ""
+	}
+	_, tag, _ := strings.Cut(m.had[idOf(credential)], versionEnd)
+	return tag
+}
+
+// The driver keeps ids and versions in an object of the cluster. The version is that of the vault and the entity
+// tag, which also changes when another credential gets the name.
+const versionEnd = " "
+
+func versionOf(c delivery.Credential) string { return fmt.Sprint(c.Version, versionEnd, c.Tag) }
+
+func idOf(credential string) string { return "credential/" + credential }
+
+func answerOf(versions map[string]string, files []delivery.File) *v1alpha1.MountResponse {
+	answer := &v1alpha1.MountResponse{}
+	for _, id := range slices.Sorted(maps.Keys(versions)) {
+		answer.ObjectVersion = append(answer.ObjectVersion, &v1alpha1.ObjectVersion{Id: id, Version: versions[id]})
+	}
+	for _, f := range files {
+		answer.Files = append(answer.Files, &v1alpha1.File{Path: f.Path, Mode: int32(f.Mode), Contents: f.Content}) //nolint:gosec // nine bits
+	}
+	return answer
+}
