@@ -2,10 +2,11 @@
 # Fails when the program, stripped and for amd64, is larger than its budget. Usage: hack/verify-size.sh PROGRAM
 #
 # docs/adr/0014-size.md has the reasons. It was 80 MB; 2 MB more came for the diagnosis, restores to a time and the log of
-# commits, 2 MB for a vault of paths, and 2 MB for the KMS v2 plugin with its gRPC server. A later change may raise the
-# budget by at most 4 MB, up to 90 MB in all, and says in its commit what it adds. `make size` says what is in the program.
+# commits, 2 MB for a vault of paths, 2 MB for the KMS v2 plugin with its gRPC server, and 1 MB for the CSI provider and the
+# agent. A later change may raise the budget by at most 4 MB, up to 90 MB in all, and says in its commit what it adds.
+# `make size` says what is in the program.
 set -euo pipefail
-budget=86000000
+budget=87000000
 
 [[ "$(go env GOARCH)" == amd64 ]] || { echo "the size is checked on amd64 only"; exit 0; }
 size=$(wc -c <"$1")

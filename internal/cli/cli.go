@@ -14,6 +14,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/cli/importer"
 	"github.com/latticekeep/latticekeep/internal/cli/kmsplugin"
 	"github.com/latticekeep/latticekeep/internal/cli/login"
+	"github.com/latticekeep/latticekeep/internal/cli/pods"
 	"github.com/latticekeep/latticekeep/internal/cli/score"
 	"github.com/latticekeep/latticekeep/internal/cli/seal"
 	"github.com/latticekeep/latticekeep/internal/cli/transfer"
@@ -41,7 +42,7 @@ func Command() *cobra.Command {
 	root.AddCommand(login.NewCommand(), login.NewLogoutCommand(), login.NewOpenCommand())
 	root.AddCommand(vault.NewCommands()...)
 	root.AddCommand(transit.NewCommands()...)
-	root.AddCommand(newWebhookCommand(), newCRDCommand(), newUninstallCommand(), score.NewCommand(), auditlog.NewDoctorCommand(app.Diagnose), kmsplugin.NewCommand(), newCompletionCommand())
+	root.AddCommand(newWebhookCommand(), newCRDCommand(), newUninstallCommand(), score.NewCommand(), auditlog.NewDoctorCommand(app.Diagnose), kmsplugin.NewCommand(), pods.NewProviderCommand(), pods.NewAgentCommand(), newCompletionCommand())
 	command.Strict(root)
 	completeFiles(root)
 	return root

@@ -75,8 +75,9 @@ func takesFile(flag string) bool { return strings.HasSuffix(flag, "-file") || fi
 // Flags that take a file or a folder. So does every flag whose name ends with -file.
 var (
 	files = map[string]bool{
-		"config": true, "etcd-ca": true, "etcd-cert": true, "etcd-key": true, "file": true, "filename": true, "from-file": true, "input": true, "key": true, "key-set": true, "keys": true, "kms-key-out": true, "kubeconfig": true,
+		"config": true, "etcd-ca": true, "etcd-cert": true, "etcd-key": true, "file": true, "filename": true, "files": true,
+		"from-file": true, "input": true, "key": true, "key-set": true, "keys": true, "kms-key-out": true, "kubeconfig": true,
 		"merge-into": true, "output": true, "public-key": true, "public-key-out": true, "signatures": true, "since": true, "socket": true, "verify-with": true,
 	}
-	folders = map[string]bool{"catalogues": true, "data-dir": true, "dir": true}
+	folders = map[string]bool{"catalogues": true, "data-dir": true, "dir": true, "into": true}
 )

@@ -100,23 +100,33 @@ func hasFolder() bool {
 	return err == nil
 }
 
-func (r *Server) open(needsKey bool) (*client.V2, error) {
+// Resolve completes URL and key from the profile and the file of the key, and returns the key, which is
+// needed if needsKey is set. The URL always is.
+func (r *Server) Resolve(needsKey bool) (key string, err error) {
 	if err := r.Locate(); err != nil {
-		return nil, err
+		return "", err
 	}
-	key := r.Key
+	key = r.Key
 	if r.KeyFile != "" {
 		b, err := os.ReadFile(r.KeyFile)
 		if err != nil {
-			return nil, fmt.Errorf("reading the API key: %w", err)
+			return "", fmt.Errorf("reading the API key: %w", err)
 		}
 		key = strings.TrimSpace(string(b))
 	}
 	switch {
 	case r.URL == "":
-		return nil, UsageError("no server: set --url or " + URLVariable + ", or run latticekeep login")
+		return "", UsageError("no server: set --url or " + URLVariable + ", or run latticekeep login")
 	case key == "" && needsKey:
-		return nil, UsageError("no API key: set --api-key-file or " + KeyVariable + ", or run latticekeep login")
+		return "", UsageError("no API key: set --api-key-file or " + KeyVariable + ", or run latticekeep login")
+	}
+	return key, nil
+}
+
+func (r *Server) open(needsKey bool) (*client.V2, error) {
+	key, err := r.Resolve(needsKey)
+	if err != nil {
+		return nil, err
 	}
 	var options []client.Option
 	if key != "" {

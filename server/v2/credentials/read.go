@@ -84,6 +84,8 @@ func (w *waiting) now(ctx context.Context, waits bool) (any, error) {
 }
 
 // begin is now, but it waits for another version before it answers with 304.
+//
+//nolint:contextcheck // the wait outlasts the context of the request
 func (w *waiting) begin(ctx context.Context, most time.Duration) (any, error) {
 	ended, end := context.WithCancel(context.Background())
 	release, err := w.waits.Take(ctx, w.call.Principal(), end)

@@ -1,0 +1,225 @@
+// Package agent keeps the files of a pod or of a service up to date with credentials.
+//
+// An [Agent] reads over REST as the ServiceAccount of a token or with an API key, writes files into a folder in
+// memory, and waits for the next version of each credential. It never takes a file away because it can read
+// no more: what is there stays until there is something newer.
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/latticekeep/latticekeep/api/client"
+	"github.com/latticekeep/latticekeep/internal/delivery"
+	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/secret"
+)
+
+const (
+	waiting   = 4                // of how many credentials the next version is waited for, as many as the server allows
+	waitTime  = 55               // seconds of a wait
+	pollPause = time.Minute      // between reads of the other credentials
+	firstWait = time.Second      // pause after a failure, and twice as long after each further one
+	lastWait  = 30 * time.Second // longest such pause
+)
+
+// Config configures [New].
+type Config struct {
+	Server    *delivery.Server
+	TokenFile string // of the ServiceAccount's token, read again for each read; "": the server's own credential
+	Plan      delivery.Plan
+	Dir       string
+	Logger    *slog.Logger
+}
+
+// Agent keeps the files of a plan. [Agent.Write] is called before [Agent.Follow].
+type Agent struct {
+	c   Config
+	dir *os.Root
+
+	mu      sync.Mutex
+	current map[string]delivery.Credential // by name
+}
+
+// New returns an agent for a folder that exists. The caller calls [Agent.Close].
+func New(c Config) (*Agent, error) {
+	dir, err := os.OpenRoot(c.Dir)
+	if err != nil {
+		return nil, fmt.Errorf("opening the folder of --into: %w", err)
+	}
+	return &Agent{c: c, dir: dir, current: make(map[string]delivery.Credential)}, nil
+}
+
+// Close overwrites the values in memory. The files stay.
+func (a *Agent) Close() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, c := range a.current {
+		c.Zero()
+	}
+	return a.dir.Close()
+}
+
+// Write reads all credentials and writes all files. What may pass is tried again until ctx ends. Errors: those of
+// [delivery.Server.Read] and [delivery.Plan.Render].
+func (a *Agent) Write(ctx context.Context) error {
+	for _, name := range a.c.Plan.Credentials() {
+		var c delivery.Credential
+		err := a.retry(ctx, func() (err error) {
+			c, err = a.read(ctx, name)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		a.mu.Lock()
+		a.current[name].Zero()
+		a.current[name] = c
+		a.mu.Unlock()
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.write(a.current)
+}
+
+// retry calls do until it succeeds, fails for good, or ctx ends. It returns the last error of do.
+func (a *Agent) retry(ctx context.Context, do func() error) error {
+	for pause := firstWait; ; pause = min(2*pause, lastWait) {
+		err := do()
+		if err == nil || !errors.Is(err, fault.Unavailable) || ctx.Err() != nil {
+			return err
+		}
+		a.c.Logger.Warn("not written yet; retrying", "in", pause, "error", textOf(err))
+		if !sleep(ctx, pause) {
+			return err
+		}
+	}
+}
+
+func (a *Agent) read(ctx context.Context, name string, options ...client.CallOption) (delivery.Credential, error) {
+	token := ""
+	if a.c.TokenFile != "" {
+		b, err := os.ReadFile(a.c.TokenFile)
+		if err != nil {
+			return delivery.Credential{}, fault.Wrap(fault.Unavailable, "reading --token-file: "+err.Error()+": mount a projected serviceAccountToken with the audience "+delivery.Audience, err)
+		}
+		token = strings.TrimSpace(string(b))
+	}
+	return a.c.Server.Read(ctx, token, name, options...)
+}
+
+// write writes the files of credentials.
+func (a *Agent) write(of map[string]delivery.Credential) error {
+	values := make(map[string]map[string]secret.Bytes)
+	for name, c := range of {
+		values[name] = c.Values
+	}
+	files, err := a.c.Plan.Render(values)
+	if err != nil {
+		return err
+	}
+	defer delivery.Zero(files)
+	return write(a.dir, files, time.Now())
+}
+
+// Follow writes the files again after each change, and then calls changed, until ctx ends.
+func (a *Agent) Follow(ctx context.Context, changed func()) {
+	var all sync.WaitGroup
+	for i, name := range a.c.Plan.Credentials() {
+		all.Go(func() { a.follow(ctx, name, i < waiting, changed) })
+	}
+	all.Wait()
+}
+
+// follow follows one credential. It logs the first of the same failures in a row.
+func (a *Agent) follow(ctx context.Context, name string, waits bool, changed func()) {
+	pause, said := firstWait, ""
+	for ctx.Err() == nil {
+		next, err := a.next(ctx, name, waits)
+		switch {
+		case ctx.Err() != nil:
+			next.Zero()
+			return
+		case errors.Is(err, client.ErrNotModified):
+			pause, said = firstWait, ""
+			if !waits && !sleep(ctx, pollPause) {
+				return
+			}
+			continue
+		case err == nil:
+			if err = a.replace(name, next); err == nil {
+				pause, said = firstWait, ""
+				a.c.Logger.Info("wrote a new version", "credential", name, "version", next.Version)
+				changed()
+				continue
+			}
+		}
+		if text := textOf(err); text != said {
+			said = text
+			a.c.Logger.Warn("the files that are there stay", "credential", name, "error", text)
+		}
+		if !sleep(ctx, pause) {
+			return
+		}
+		pause = min(2*pause, lastWait)
+	}
+}
+
+// textOf returns the message of an error, or the error itself if it is one of this machine.
+func textOf(err error) string {
+	if fault.Of(err) == fault.Internal {
+		return err.Error()
+	}
+	return fault.Message(err)
+}
+
+// next reads the next version, once there is one.
+func (a *Agent) next(ctx context.Context, name string, waits bool) (delivery.Credential, error) {
+	a.mu.Lock()
+	had := a.current[name].Tag
+	a.mu.Unlock()
+	options := []client.CallOption{client.OtherThan(had)}
+	if waits {
+		options = append(options, client.Wait(waitTime))
+	}
+	return a.read(ctx, name, options...)
+}
+
+// replace writes the files with another version of a credential. A version that the plan does not fit is passed
+// over until the next one; after another failure it is read and tried again.
+func (a *Agent) replace(name string, next delivery.Credential) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	former := a.current[name]
+	a.current[name] = next
+	if err := a.write(a.current); err != nil {
+		if errors.Is(err, fault.Invalid) {
+			former.Tag = next.Tag
+		}
+		a.current[name] = former
+		next.Zero()
+		return err
+	}
+	former.Zero()
+	return nil
+}
+
+// sleep returns false if ctx ends first. A part of the pause is random, so that many agents do not come back at
+// the same instant.
+func sleep(ctx context.Context, pause time.Duration) bool {
+	timer := time.NewTimer(pause/2 + rand.N(pause/2+1)) //nolint:gosec // spreads retries, hides nothing
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
