@@ -164,7 +164,7 @@ func TestFilesStayWhileNothingCanBeRead(t *testing.T) {
 	changed := p.follow(t)
 	p.pods.Allow(servertest.AllowNothing)
 	p.replacePair(t, id, `"user":"u2"`)
-	p.untilLogged(t, "ServiceAccount shop/orders lacks unseal on it: kubectl create role unseal-db ")
+	p.untilLogged(t, "ServiceAccount shop/orders lacks unseal on it: kubectl create role unseal-db-orders ")
 	if got := p.read(t, "db/user"); got != "u1" {
 		t.Error(got)
 	}

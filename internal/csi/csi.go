@@ -131,9 +131,11 @@ type mount struct {
 	had            map[string]string // versions that the driver was answered last, by id
 }
 
-// The driver's attributes begin with attributes; parameters of the SecretProviderClass are the others.
+// The driver's attributes begin with attributes, or are those of the volume; parameters of the SecretProviderClass
+// are the others.
 const (
 	attributes = "csi.storage.k8s.io/"
+	className  = "secretProviderClass"
 	parameter  = "files"
 	planID     = "files" // id under which the driver keeps the digest of the plan
 )
@@ -146,7 +148,7 @@ func parse(r *v1alpha1.MountRequest) (m mount, err error) {
 	}
 	m.namespace, m.pod = given[attributes+"pod.namespace"], given[attributes+"pod.name"]
 	for _, name := range slices.Sorted(maps.Keys(given)) {
-		if name != parameter && !strings.HasPrefix(name, attributes) {
+		if name != parameter && name != className && !strings.HasPrefix(name, attributes) {
 			return m, fault.New(fault.Invalid, fmt.Sprintf("spec.parameters.%s of the SecretProviderClass is not known: there is only %s", name, parameter))
 		}
 	}

@@ -80,7 +80,7 @@ const files = "- {path: key, credential: n, key: key}\n"
 // request returns a request for the files of a plan, by a pod with a token.
 func request(t *testing.T, plan, token string, had []*v1alpha1.ObjectVersion) *v1alpha1.MountRequest {
 	given := map[string]string{
-		"files": plan, "csi.storage.k8s.io/pod.namespace": "shop", "csi.storage.k8s.io/pod.name": "orders-1", "csi.storage.k8s.io/ephemeral": "true",
+		"files": plan, "secretProviderClass": "orders", "csi.storage.k8s.io/pod.namespace": "shop", "csi.storage.k8s.io/pod.name": "orders-1", "csi.storage.k8s.io/ephemeral": "true",
 		"csi.storage.k8s.io/serviceAccount.tokens": fmt.Sprintf(`{"latticekeep":{"token":%q,"expirationTimestamp":"2026-11-21T11:00:00Z"}}`, token),
 	}
 	encoded, err := json.Marshal(given)
@@ -167,7 +167,7 @@ func TestADenialIsOneText(t *testing.T) {
 	d.Seal("s3cret")
 	d.pods.Allow(servertest.AllowNothing)
 	_, denied := d.provider.Mount(t.Context(), request(t, files, ordersToken, nil))
-	if denied == nil || denied.Error() != err.Error() || !strings.Contains(err.Error(), "ServiceAccount shop/orders lacks unseal on it: kubectl create role unseal-n --namespace shop ") {
+	if denied == nil || denied.Error() != err.Error() || !strings.Contains(err.Error(), "ServiceAccount shop/orders lacks unseal on it: kubectl create role unseal-n-orders --namespace shop ") {
 		t.Errorf("%v\n%v", err, denied)
 	}
 	_, unknown := d.provider.Mount(t.Context(), request(t, files, servertest.PodToken("unknown"), nil))

@@ -123,11 +123,11 @@ func TestRenderMakesAllOrNothing(t *testing.T) {
 // The text names what can be pasted.
 func TestADenialSaysWhatToDo(t *testing.T) {
 	text := account{"shop", "orders"}.denial("orders-database")
-	if want := "kubectl create role unseal-orders-database --namespace shop --verb=unseal --resource=sealedcredentials.latticekeep.dev --resource-name=orders-database && " +
-		"kubectl create rolebinding unseal-orders-database --namespace shop --role=unseal-orders-database --serviceaccount=shop:orders"; !strings.Contains(text, want) {
+	if want := "kubectl create role unseal-orders-database-orders --namespace shop --verb=unseal --resource=sealedcredentials.latticekeep.dev --resource-name=orders-database && " +
+		"kubectl create rolebinding unseal-orders-database-orders --namespace shop --role=unseal-orders-database-orders --serviceaccount=shop:orders"; !strings.HasSuffix(text, want) {
 		t.Error(text)
 	}
-	if text := (account{"shop", "orders"}).denial("it's $HOME"); !strings.Contains(text, `--resource-name='it'\''s $HOME' `) || !strings.Contains(text, "role unseal-orders ") {
+	if text := (account{"shop", "orders"}).denial("it's $HOME"); !strings.Contains(text, `--resource-name='it'\''s $HOME' `) || !strings.Contains(text, "role unseal-2a6de119-orders ") {
 		t.Error(text)
 	}
 }

@@ -3,9 +3,11 @@ package delivery
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -127,26 +129,27 @@ func valuesOf(answer *v2.UnsealedCredential) map[string]secret.Bytes {
 	return values
 }
 
-// explain says why a credential could not be read, and what to do.
+// explain says why a credential could not be read, and what to do. The text ends with the command that helps, so that it
+// can be pasted.
 func (s *Server) explain(err error, name, token string) error {
 	account := accountOf(token)
 	switch {
 	case errors.Is(err, client.ErrNotModified):
 		return err
 	case errors.Is(err, client.ErrForbidden) && account.name != "":
-		return fault.Wrap(fault.Forbidden, account.denial(name), err)
+		return fault.New(fault.Forbidden, account.denial(name))
 	case errors.Is(err, client.ErrForbidden):
-		return fault.Wrap(fault.Forbidden, fmt.Sprintf("credential %s cannot be read: it is not there, or it has expired, or the API key lacks the scope vault:read or a policy that reaches it", name), err)
+		return fault.New(fault.Forbidden, fmt.Sprintf("credential %s cannot be read: it is not there, or it has expired, or the API key lacks the scope vault:read or a policy that reaches it", name))
 	case errors.Is(err, client.ErrUnauthenticated) && token != "":
-		return fault.Wrap(fault.Unauthenticated, fmt.Sprintf("%s does not accept the token of ServiceAccount %s: it needs the audience %s, and must be one of the cluster in which the server runs", s.url, account, Audience), err)
+		return fault.New(fault.Unauthenticated, fmt.Sprintf("%s does not accept the token of ServiceAccount %s: it needs the audience %s, and must be one of the cluster in which the server runs", s.url, account, Audience))
 	case errors.Is(err, client.ErrUnauthenticated):
-		return fault.Wrap(fault.Unauthenticated, s.url+" does not accept the API key: it was revoked, or has expired; make another one", err)
+		return fault.New(fault.Unauthenticated, s.url+" does not accept the API key: it was revoked, or has expired; make another one")
 	case errors.Is(err, client.ErrRateLimited):
-		return fault.Wrap(fault.Unavailable, fmt.Sprintf("credential %s cannot be read now: %s says that there are too many requests; it is tried again", name, s.url), err)
+		return fault.New(fault.Unavailable, fmt.Sprintf("credential %s cannot be read now: %s says that there are too many requests; it is tried again", name, s.url))
 	case errors.Is(err, client.ErrNoAnswer), errors.Is(err, context.DeadlineExceeded):
-		return fault.Wrap(fault.Unavailable, fmt.Sprintf("credential %s cannot be read now: %s does not answer; it is tried again: %v", name, s.url, err), err)
+		return fault.New(fault.Unavailable, fmt.Sprintf("credential %s cannot be read now: %s does not answer; it is tried again: %v", name, s.url, err))
 	}
-	return fault.Wrap(fault.Unavailable, fmt.Sprintf("credential %s cannot be read now: %v; it is tried again", name, err), err)
+	return fault.New(fault.Unavailable, fmt.Sprintf("credential %s cannot be read now: %v; it is tried again", name, err))
 }
 
 // account is a ServiceAccount.
@@ -172,15 +175,19 @@ func accountOf(token string) (a account) {
 	return a
 }
 
-// plain matches what a shell takes as it is.
-var plain = regexp.MustCompile(`^[-._/a-zA-Z0-9]+$`)
+var (
+	plain      = regexp.MustCompile(`^[-._/a-zA-Z0-9]+$`)  // what a shell takes as it is
+	objectName = regexp.MustCompile(`^[-.a-z0-9]{1,100}$`) // what can be a part of the name of an object
+)
 
 // denial is the one text for all that the vault refuses with its one answer.
 func (a account) denial(name string) string {
-	role, quoted := "unseal-"+name, name
-	if !regexp.MustCompile(`^[-.a-z0-9]{1,200}$`).MatchString(name) {
-		role = "unseal-" + a.name
+	role, quoted := name, name
+	if !objectName.MatchString(name) {
+		digest := sha256.Sum256([]byte(name))
+		role = hex.EncodeToString(digest[:4])
 	}
+	role = "unseal-" + role + "-" + a.name // one for each pair, so that it is not there yet
 	if !plain.MatchString(name) {
 		quoted = "'" + strings.ReplaceAll(name, "'", `'\''`) + "'"
 	}
