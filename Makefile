@@ -23,7 +23,7 @@ TEST_TIMEOUT ?= 25m
 # Comments behind code that are half a sentence, at most.
 FRAGMENTS ?= 20
 
-MODULES := . hack/coredns hack/docs hack/etcd hack/helm hack/k8s hack/lint hack/prometheus hack/tools hack/vale hack/versitygw
+MODULES := . hack/coredns hack/csi hack/docs hack/etcd hack/helm hack/k8s hack/lint hack/prometheus hack/tools hack/vale hack/versitygw
 
 .PHONY: help
 help: ## show this list
@@ -83,6 +83,10 @@ cluster: build control-plane ## run a local control plane with the operator, pro
 .PHONY: e2e
 e2e: ## install the chart into a real cluster, E2E_KUBECONFIG or a node of its own (root on Linux), and write docs/e2e.md
 	@exec hack/e2e.sh -transcript docs/e2e.md
+
+.PHONY: external-secrets
+external-secrets: control-plane ## compile the controller of External Secrets, once, and have it read and write credentials
+	@EXTERNAL_SECRETS=$$(hack/external-secrets.sh) && export EXTERNAL_SECRETS && go test -count=1 -v ./test/externalsecrets
 
 .PHONY: control-plane
 control-plane: ## compile kube-apiserver and etcd, once (or use those in KUBEBUILDER_ASSETS)

@@ -5,6 +5,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bin=$PWD/bin
 assets=
+csi=
 
 if [[ -z "${E2E_KUBECONFIG:-}" ]]; then
     if [[ $EUID != 0 || $(uname) != Linux ]]; then
@@ -25,6 +26,10 @@ if [[ -z "${E2E_KUBECONFIG:-}" ]]; then
         { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends "${missing[@]}"; } >&2
     fi
     assets=$(hack/control-plane.sh node)
+    csi=$bin/csi # the Secrets Store CSI driver, a program that registers it, and its resources
+    mkdir -p "$csi"
+    CGO_ENABLED=0 go -C hack/csi build -trimpath -ldflags="-s -w" -o "$csi/" sigs.k8s.io/secrets-store-csi-driver/cmd/secrets-store-csi-driver ./registrar
+    install -m 0644 "$(go -C hack/csi list -m -f '{{.Dir}}' sigs.k8s.io/secrets-store-csi-driver)"/deploy/{secrets-store.csi.x-k8s.io_,rbac-secretprovider{class,rotation,tokenrequest}}*.yaml "$csi/"
 fi
 command -v kubectl >/dev/null || { echo "kubectl is not on the PATH: install it first" >&2; exit 1; }
 
@@ -33,4 +38,4 @@ go build -o "$bin/latticekeep" .
 go -C hack/helm build -o "$bin/tools/helm" helm.sh/helm/v4/cmd/helm
 go build -o "$bin/tools/workload" ./hack/e2e/workload
 go build -o "$bin/tools/e2e" ./hack/e2e
-exec "$bin/tools/e2e" -latticekeep "$bin/latticekeep" -workload "$bin/tools/workload" -helm "$bin/tools/helm" -assets "$assets" "$@"
+exec "$bin/tools/e2e" -latticekeep "$bin/latticekeep" -workload "$bin/tools/workload" -helm "$bin/tools/helm" -assets "$assets" -csi "$csi" "$@"

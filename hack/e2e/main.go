@@ -24,6 +24,7 @@ import (
 type options struct {
 	latticekeep, workload, helm string // programs
 	assets                      string // folder with the control plane's programs, for our own node
+	csi                         string // folder with the Secrets Store CSI driver, likewise
 	transcript                  string // written only after all steps succeed
 	// Of a chapter on a node of its own:
 	chapter string
@@ -36,6 +37,7 @@ func main() {
 	flag.StringVar(&o.workload, "workload", "bin/tools/workload", "`path` of the workload, static")
 	flag.StringVar(&o.helm, "helm", "bin/tools/helm", "`path` of helm")
 	flag.StringVar(&o.assets, "assets", "", "`folder` of kube-apiserver, kubelet and the like")
+	flag.StringVar(&o.csi, "csi", "", "`folder` of the Secrets Store CSI driver, the registrar and the driver's resources")
 	flag.StringVar(&o.transcript, "transcript", "", "`path` of the transcript to write")
 	flag.StringVar(&o.chapter, "chapter", chapters[0], "`name` of the part to play; set by this program itself")
 	flag.StringVar(&o.saved, "saved", "", "`folder` that goes from chapter to chapter; set by this program itself")
@@ -79,6 +81,7 @@ func run(ctx context.Context, o options) (err error) {
 		if c.node, err = startNode(ctx, dir, o.assets, images); err != nil {
 			return err
 		}
+		c.node.csi = o.csi
 		c.kubeconfig = c.node.kubeconfig("admin")
 	} else {
 		if err := c.strange(ctx); err != nil {

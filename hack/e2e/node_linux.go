@@ -96,8 +96,10 @@ func onOwnNode(ctx context.Context, args ...string) (err error) {
 // A node is a whole cluster: etcd, the control plane, a name server, containerd and a kubelet.
 type node struct {
 	dir, bin  string
+	csi       string              // folder of the CSI driver
 	processes []*kubetest.Process // in start order
 	api       *kubetest.Process   // one of them
+	kubelet   *kubetest.Process   // likewise
 }
 
 // startNode turns this process's namespaces into a node. Nothing needs to be stopped, because the node
@@ -331,8 +333,7 @@ func (n *node) startKubelet(ctx context.Context) error {
 			return fmt.Errorf("making the node's cgroup: %w", err)
 		}
 	}
-	if _, err := n.run("kubelet", "--config", n.path("kubelet.yaml"), "--kubeconfig", n.kubeconfig("kubelet"),
-		"--hostname-override", nodeName, "--node-ip", nodeIP); err != nil {
+	if err := n.runKubelet(); err != nil {
 		return err
 	}
 	if err := n.until(ctx, "the node's registration", "kubectl", "get", "node", nodeName); err != nil {
@@ -342,6 +343,58 @@ func (n *node) startKubelet(ctx context.Context) error {
 		return err
 	}
 	return n.until(ctx, "the first ServiceAccount", "kubectl", "get", "serviceaccount", "default") // no pod is admitted without it
+}
+
+func (n *node) runKubelet() (err error) {
+	n.kubelet, err = n.run("kubelet", "--config", n.path("kubelet.yaml"), "--kubeconfig", n.kubeconfig("kubelet"),
+		"--hostname-override", nodeName, "--node-ip", nodeIP)
+	return err
+}
+
+// restartKubelet ends kubelet and starts it again, while the containers run on.
+func (n *node) restartKubelet() error {
+	n.processes = slices.DeleteFunc(n.processes, func(p *kubetest.Process) bool { return p == n.kubelet })
+	if err := n.kubelet.Stop(0); err != nil {
+		return err
+	}
+	return n.runKubelet()
+}
+
+// The names and paths of the CSI driver, as its chart has them.
+const (
+	csiDriver    = "secrets-store.csi.k8s.io"
+	csiFolder    = "/var/lib/kubelet/plugins/csi-secrets-store"
+	csiSocket    = csiFolder + "/csi.sock"
+	registration = "/var/lib/kubelet/plugins_registry/" + csiDriver + "-reg.sock"
+)
+
+// startCSI starts the Secrets Store CSI driver with the token of its ServiceAccount, and registers it with kubelet.
+// It runs as a process of the node, which finds what a pod would find.
+func (n *node) startCSI(ctx context.Context, token string) error {
+	const account = "/run/secrets/kubernetes.io/serviceaccount"
+	ca, err := os.ReadFile(n.path("apiserver.crt"))
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(
+		os.MkdirAll(csiFolder, 0o750), os.MkdirAll(account, 0o700),
+		os.WriteFile(filepath.Join(account, "token"), []byte(token), 0o600), os.WriteFile(filepath.Join(account, "ca.crt"), ca, 0o600),
+	); err != nil {
+		return err
+	}
+	driver := exec.Command(filepath.Join(n.csi, "secrets-store-csi-driver"), "--endpoint", "unix://"+csiSocket, "--nodeid", nodeName,
+		"--enable-secret-rotation", "--rotation-poll-interval=2s", "--metrics-addr=127.0.0.1:8095")
+	driver.Env = append(os.Environ(), "KUBERNETES_SERVICE_HOST="+nodeIP, "KUBERNETES_SERVICE_PORT=6443")
+	if _, err := n.start("csi-driver", driver); err != nil {
+		return err
+	}
+	if err := n.until(ctx, "the CSI driver", "test", "-S", csiSocket); err != nil {
+		return err
+	}
+	if _, err := n.start("registrar", exec.Command(filepath.Join(n.csi, "registrar"), registration, csiDriver, csiSocket)); err != nil {
+		return err
+	}
+	return n.until(ctx, "the CSI driver's registration", "kubectl", "wait", "--for=jsonpath={.spec.drivers[*].name}="+csiDriver, "csinode/"+nodeName, "--timeout=5s")
 }
 
 // until repeats a command until it succeeds or one of the node's processes has ended.
@@ -386,12 +439,16 @@ func (n *node) run(program string, args ...string) (*kubetest.Process, error) {
 			return nil, err
 		}
 	}
-	log, err := os.Create(n.path(program + ".log"))
+	return n.start(program, exec.Command(path, args...))
+}
+
+// start starts a command with its output in a file of a name.
+func (n *node) start(name string, cmd *exec.Cmd) (*kubetest.Process, error) {
+	log, err := os.OpenFile(n.path(name+".log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("creating a log: %w", err)
 	}
 	defer log.Close() // the child has its own descriptor
-	cmd := exec.Command(path, args...)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = n.dir, log, log
 	p, err := kubetest.StartProcess(cmd)
 	if err != nil {

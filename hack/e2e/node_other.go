@@ -15,7 +15,7 @@ func onOwnNode(context.Context, ...string) error {
 }
 
 // node has no instance here: a node needs Linux.
-type node struct{}
+type node struct{ csi string }
 
 func startNode(context.Context, string, string, []string) (*node, error) {
 	return nil, errors.New("a node needs Linux")
@@ -30,3 +30,7 @@ func (*node) logTails() string { return "" }
 func (*node) startAPIServer(context.Context, ...string) error { return nil }
 
 func (*node) stopAPIServer() error { return nil }
+
+func (*node) startCSI(context.Context, string) error { return nil }
+
+func (*node) restartKubelet() error { return nil }

@@ -156,11 +156,16 @@ func (c *cluster) digests(ctx context.Context) (string, error) {
 	if err := json.Unmarshal([]byte(out), &values); err != nil {
 		return "", fmt.Errorf("decoding %s: %w", plain, err)
 	}
-	var digests strings.Builder
+	return digestLines(values), nil
+}
+
+// digestLines returns what the workload prints of values.
+func digestLines(values map[string]string) string {
+	var lines strings.Builder
 	for _, key := range slices.Sorted(maps.Keys(values)) {
-		fmt.Fprintf(&digests, "%s: %d bytes, SHA-256 %x\n", key, len(values[key]), sha256.Sum256([]byte(values[key])))
+		fmt.Fprintf(&lines, "%s: %d bytes, SHA-256 %x\n", key, len(values[key]), sha256.Sum256([]byte(values[key])))
 	}
-	return digests.String(), nil
+	return lines.String()
 }
 
 func (c *cluster) samples(ctx context.Context) error {

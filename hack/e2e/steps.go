@@ -23,6 +23,7 @@ func (c *cluster) play(ctx context.Context, chapter string) error {
 	back := restores{c}
 	away := moves{back}
 	etcd := secretsInEtcd{c}
+	files := &delivery{secretsInEtcd: etcd}
 	var steps []step
 	switch chapter {
 	case chapters[0]:
@@ -51,6 +52,13 @@ func (c *cluster) play(ctx context.Context, chapter string) error {
 			steps = append(steps,
 				step{"Run as another user", "OpenShift chooses user and groups of a pod. Those of these pods are not the chart's, and the volumes are older than they are: kubelet gives the files to the new group, and all goes on.", c.anotherUser},
 				step{"Back up", "To a recipient of the server's configuration, so the KMS key is in it too. Outside of the cluster there are now the backup, the identity that opens it, the manifests of the shop, and, as Velero would have them, the Secrets and objects of the archive.", away.backUp},
+				step{"Deliver without a Secret", "The Secrets Store CSI driver runs on the node, with the audience `latticekeep` in its CSIDriver, and the chart gives it [a provider](guides/csi.md). The credential `ledger` has no target.", files.start},
+				step{"Mount files", "A pod mounts two files of the credential. Its container, which is not root, prints their digests; they are those of the plain values.", files.byCSI},
+				step{"Write files by an agent", "In another pod [an agent](guides/agent.md) writes the same files to memory, once before the pod begins and then as a sidecar.", files.byAgent},
+				step{"Look for the values", "No Secret has them, and etcd neither.", files.nothingStored},
+				step{"Rotate", "Another version of the credential reaches both pods without a restart. The driver keeps ids and versions in an object of its own.", files.rotate},
+				step{"Deny", "The pods are made again, without their Roles. What they wait for says what to do.", files.deny},
+				step{"Restart kubelet without the vault", "The vault is scaled to nothing, and kubelet begins again. The pods that run have their files. New ones wait, and begin by themselves when the vault is back.", files.withoutVault},
 				step{"Encrypt the Secrets in etcd", "The cluster has Secrets, and etcd has them in plain text. [The guide](guides/kms-plugin.md) is followed on the node, with a key file. kubelet runs the plugin as a static pod. The API server of this node is a process, with the flag where kubeadm has it in a manifest. It first learns to read what the plugin encrypts, and then to write it. When every Secret has been written again, none of their values is in etcd, and it refuses plain ones.", etcd.encrypt},
 				step{"Start without the vault", "The vault is scaled to nothing. Plugin and API server end, and start again from the files of the node alone.", etcd.restart},
 				step{"Go back to plain Secrets", "The same steps in the other order. After them the API server needs no plugin.", etcd.decrypt})

@@ -60,6 +60,8 @@ var varying = []struct {
 	{pattern: regexp.MustCompile(`\bkey set [0-9a-f]{64}\b`), instead: "key set <id>"},
 	{pattern: regexp.MustCompile(`\bkey_set=[0-9a-f]{64} revision=1 key_id=1-[0-9a-f]+\b`), instead: "key_set=<id> revision=1 key_id=<key id>"},
 	{pattern: regexp.MustCompile(`\b\d+ rows\b`), instead: "<count> rows"},
+	{pattern: regexp.MustCompile(`\bcalling the server: [^"\n]*`), instead: "<cause>"}, // while the vault is down
+	{pattern: regexp.MustCompile(`\bin=\d+s\b`), instead: "in=<pause>"},
 	// How far the log has grown when `latticekeep audit verify` reads it.
 	{pattern: regexp.MustCompile(`(?m)\b1 to \d+$`), instead: "1 to <sequence>"},
 	{pattern: regexp.MustCompile(`(?m)^checkpoint: entry \d+ is in the tree of \d+ entries`), instead: "checkpoint: entry <sequence> is in the tree of <size> entries"},

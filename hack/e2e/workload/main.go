@@ -26,6 +26,7 @@ import (
 
 const usage = `usage: workload pause
        workload file FOLDER
+       workload follow FOLDER
        workload rest URL CA-FILE TOKEN-FILE NAME
        workload load URL CA-FILE TOKEN-FILE`
 
@@ -38,6 +39,8 @@ func main() {
 		<-ctx.Done()
 	case len(args) == 2 && args[0] == "file":
 		err = readFiles(args[1])
+	case len(args) == 2 && args[0] == "follow":
+		err = follow(ctx, args[1])
 	case len(args) == 5 && args[0] == "rest":
 		var c *client
 		if c, err = newClient(args[1], args[2], args[3]); err == nil {
@@ -57,32 +60,64 @@ func main() {
 	}
 }
 
-// show prints digests of the values, which prove that the values were read.
-func show(values map[string]string) {
+// digests returns digests of the values, which prove that the values were read.
+func digests(values map[string]string) string {
+	var text strings.Builder
 	for _, key := range slices.Sorted(maps.Keys(values)) {
-		fmt.Printf("%s: %d bytes, SHA-256 %x\n", key, len(values[key]), sha256.Sum256([]byte(values[key])))
+		fmt.Fprintf(&text, "%s: %d bytes, SHA-256 %x\n", key, len(values[key]), sha256.Sum256([]byte(values[key])))
+	}
+	return text.String()
+}
+
+func show(values map[string]string) { fmt.Print(digests(values)) }
+
+// follow prints the digests of the files in a folder, and prints them again whenever they are others.
+func follow(ctx context.Context, folder string) error {
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for last := ""; ; {
+		values, err := filesIn(folder)
+		if err != nil {
+			return err
+		}
+		if now := digests(values); now != last {
+			last = now
+			fmt.Print(now)
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil
+		}
 	}
 }
 
 // readFiles reads a mounted Secret. Each key is a file; kubelet's own files are hidden.
 func readFiles(folder string) error {
+	values, err := filesIn(folder)
+	if err == nil {
+		show(values)
+	}
+	return err
+}
+
+func filesIn(folder string) (map[string]string, error) {
 	paths, err := filepath.Glob(filepath.Join(folder, "[^.]*"))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	values := make(map[string]string)
 	for _, path := range paths {
 		value, err := os.ReadFile(path)
 		if err != nil {
-			return fmt.Errorf("reading a key: %w", err)
+			return nil, fmt.Errorf("reading a key: %w", err)
 		}
 		values[filepath.Base(path)] = string(value)
 	}
 	if len(values) == 0 {
-		return fmt.Errorf("%s is empty", folder)
+		return nil, fmt.Errorf("%s is empty", folder)
 	}
-	show(values)
-	return nil
+	return values, nil
 }
 
 // A client calls the service with the projected token of the pod's ServiceAccount.
