@@ -25,7 +25,7 @@ func TestTranscriptIsTheSameOnEachRunAndShowsNoSecret(t *testing.T) {
 		{"latticekeep backup verify", "ok: a.backup: 311 rows, taken 2026-11-21T15:21:00Z\nits log up to head 24 " + strings.Repeat("0f", 32) + " and all its rows hold\n", "ok: a.backup: <count> rows, taken <time>\nits log up to head <sequence> <hash> and all its rows hold\n"},
 		{"helm test", "ok: 4 entries, 1 to 14\ncheckpoint: entry 14 is in the tree of 18 entries, epoch 1\n", "ok: 4 entries, 1 to <sequence>\ncheckpoint: entry <sequence> is in the tree of <size> entries, epoch 1\n"},
 		{"kubectl logs", "msg=serving key_set=" + strings.Repeat("0f", 32) + " revision=1 key_id=1-" + strings.Repeat("0f", 31) + "\n", "msg=serving key_set=<id> revision=1 key_id=<key id>\n"},
-		{"kubectl logs", "retrying\" in=8s error=\"it is tried again: calling the server: dial tcp 10.96.55.240:8200\"\n", "retrying\" in=<pause> error=\"it is tried again: <cause>\"\n"},
+		{"kubectl logs", "retrying\" in=8s error=\"does not answer: calling the server: dial tcp 10.96.55.240:8200\"\n", "retrying\" in=<pause> error=\"does not answer: <cause>\"\n"},
 		{"latticekeep restore", "by latticekeep (devel)\n", "by latticekeep <version>\n"},
 		{"latticekeep kms-plugin init", "key set " + strings.Repeat("0f", 32) + "\n", "key set <id>\n"},
 		{"kubectl get --raw /metrics", `a{key_id_hash="sha256:` + strings.Repeat("0f", 32) + "\"} 1\n", "a{key_id_hash=\"sha256:<hash>\"} 1\n"},

@@ -23,7 +23,7 @@ import (
 )
 
 const (
-	waiting   = 4                // of how many credentials the next version is waited for, as many as the server allows
+	waiting   = 4                // credentials that are waited for; the server allows no more
 	waitTime  = 55               // seconds of a wait
 	pollPause = time.Minute      // between reads of the other credentials
 	firstWait = time.Second      // pause after a failure, and twice as long after each further one
@@ -33,7 +33,7 @@ const (
 // Config configures [New].
 type Config struct {
 	Server    *delivery.Server
-	TokenFile string // of the ServiceAccount's token, read again for each read; "": the server's own credential
+	TokenFile string // file with the ServiceAccount's token, read again for each read; "": the API key of the server
 	Plan      delivery.Plan
 	Dir       string
 	Logger    *slog.Logger
@@ -45,7 +45,7 @@ type Agent struct {
 	dir *os.Root
 
 	mu      sync.Mutex
-	current map[string]delivery.Credential // by name
+	current map[string]delivery.Credential // keyed by name
 }
 
 // New returns an agent for a folder that exists. The caller calls [Agent.Close].

@@ -74,7 +74,7 @@ func fill(dir *os.Root, folder string, files []delivery.File) error {
 }
 
 func replaceLink(dir *os.Root, target, name string) error {
-	if err := dir.Remove(nextLink); err != nil && !errors.Is(err, fs.ErrNotExist) { // of an agent that was killed
+	if err := dir.Remove(nextLink); err != nil && !errors.Is(err, fs.ErrNotExist) { // left by an agent that was killed
 		return err
 	}
 	if err := dir.Symlink(target, nextLink); err != nil {

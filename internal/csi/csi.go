@@ -47,7 +47,7 @@ const (
 type Config struct {
 	Server  *delivery.Server
 	Socket  string // path
-	Version string // of the program
+	Version string // version of the program
 	Logger  *slog.Logger
 }
 
@@ -127,7 +127,7 @@ type mount struct {
 	namespace, pod string
 	token          string
 	plan           delivery.Plan
-	digest         string            // of the plan's text
+	digest         string            // SHA-256 of the plan's text, shortened
 	had            map[string]string // versions that the driver was answered last, by id
 }
 

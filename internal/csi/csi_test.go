@@ -207,7 +207,7 @@ func TestARequestSaysWhatIsWrongWithIt(t *testing.T) {
 func TestAServerThatIsDownIsNamed(t *testing.T) {
 	d := start(t, "http://127.0.0.1:1")
 	_, err := d.provider.Mount(t.Context(), request(t, files, ordersToken, nil))
-	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "http://127.0.0.1:1 does not answer; it is tried again") {
+	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "http://127.0.0.1:1 does not answer: ") {
 		t.Error(err)
 	}
 }

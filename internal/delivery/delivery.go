@@ -38,7 +38,7 @@ type Plan struct {
 
 // entry makes a file, or a folder with a file for each value.
 type entry struct {
-	label      string // where it stands in the plan
+	label      string // place in the plan, such as files[0]
 	path       string
 	mode       fs.FileMode
 	credential string
@@ -174,7 +174,7 @@ type File struct {
 	Path       string // relative, with slashes
 	Mode       fs.FileMode
 	Content    secret.Bytes
-	Credential string // of which it is made
+	Credential string // name of the credential whose values it has
 }
 
 // Zero overwrites the contents of files.

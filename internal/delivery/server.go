@@ -34,7 +34,7 @@ type Server struct {
 	options     []client.Option
 
 	mu     sync.Mutex
-	pem    []byte // of the client
+	pem    []byte // authorities of the client
 	client *client.V2
 }
 
@@ -145,11 +145,11 @@ func (s *Server) explain(err error, name, token string) error {
 	case errors.Is(err, client.ErrUnauthenticated):
 		return fault.New(fault.Unauthenticated, s.url+" does not accept the API key: it was revoked, or has expired; make another one")
 	case errors.Is(err, client.ErrRateLimited):
-		return fault.New(fault.Unavailable, fmt.Sprintf("credential %s cannot be read now: %s says that there are too many requests; it is tried again", name, s.url))
+		return fault.New(fault.Unavailable, fmt.Sprintf("credential %s cannot be read now: %s says that there are too many requests", name, s.url))
 	case errors.Is(err, client.ErrNoAnswer), errors.Is(err, context.DeadlineExceeded):
-		return fault.New(fault.Unavailable, fmt.Sprintf("credential %s cannot be read now: %s does not answer; it is tried again: %v", name, s.url, err))
+		return fault.New(fault.Unavailable, fmt.Sprintf("credential %s cannot be read now: %s does not answer: %v", name, s.url, err))
 	}
-	return fault.New(fault.Unavailable, fmt.Sprintf("credential %s cannot be read now: %v; it is tried again", name, err))
+	return fault.New(fault.Unavailable, fmt.Sprintf("credential %s cannot be read now: %v", name, err))
 }
 
 // account is a ServiceAccount.

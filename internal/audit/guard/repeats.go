@@ -23,7 +23,7 @@ type repeats struct {
 type repeated struct {
 	last  audit.Event
 	hour  time.Time
-	count int // of repetitions that no entry stands for yet
+	count int // repetitions that no entry stands for yet
 }
 
 func standingFor(e audit.Event, n int) audit.Event {
