@@ -28,6 +28,10 @@ const (
 	pollPause = time.Minute      // between reads of the other credentials
 	firstWait = time.Second      // pause after a failure, and twice as long after each further one
 	lastWait  = 30 * time.Second // longest such pause
+
+	// A wait ends sooner when the server stops or needs the place, or when a proxy takes the wait away. The next one
+	// begins after a pause then, as after a failure.
+	shortestWait = 10 * time.Second
 )
 
 // Config configures [New].
@@ -138,32 +142,39 @@ func (a *Agent) Follow(ctx context.Context, changed func()) {
 	all.Wait()
 }
 
-// follow follows one credential. It logs the first of the same failures in a row.
+// follow follows one credential. It logs the first of the same failures in a row, and that they are over.
 func (a *Agent) follow(ctx context.Context, name string, waits bool, changed func()) {
 	pause, said := firstWait, ""
 	for ctx.Err() == nil {
+		begun := time.Now()
 		next, err := a.next(ctx, name, waits)
-		switch {
-		case ctx.Err() != nil:
-			next.Zero()
-			return
-		case errors.Is(err, client.ErrNotModified):
-			pause, said = firstWait, ""
-			if !waits && !sleep(ctx, pollPause) {
-				return
-			}
-			continue
-		case err == nil:
-			if err = a.replace(name, next); err == nil {
-				pause, said = firstWait, ""
-				a.c.Logger.Info("wrote a new version", "credential", name, "version", next.Version)
-				changed()
-				continue
-			}
+		if err == nil {
+			err = a.replace(name, next)
 		}
-		if text := textOf(err); text != said {
-			said = text
-			a.c.Logger.Warn("the files that are there stay", "credential", name, "error", text)
+		if ctx.Err() != nil {
+			return
+		}
+		readable := err == nil || errors.Is(err, client.ErrNotModified)
+		if readable && said != "" {
+			said = ""
+			a.c.Logger.Info("the credential can be read again", "credential", name)
+		}
+		switch {
+		case err == nil:
+			pause = firstWait
+			a.c.Logger.Info("wrote a new version", "credential", name, "version", next.Version)
+			changed()
+			continue
+		case readable && !waits:
+			pause = pollPause
+		case readable && time.Since(begun) >= shortestWait:
+			pause = firstWait
+			continue
+		case !readable:
+			if text := textOf(err); text != said {
+				said = text
+				a.c.Logger.Warn("the files that are there stay", "credential", name, "error", text)
+			}
 		}
 		if !sleep(ctx, pause) {
 			return
@@ -180,16 +191,22 @@ func textOf(err error) string {
 	return fault.Message(err)
 }
 
-// next reads the next version, once there is one.
+// next reads the next version, once there is one. Otherwise the error is [client.ErrNotModified], also where a proxy
+// takes the entity tag away, so that the version comes again.
 func (a *Agent) next(ctx context.Context, name string, waits bool) (delivery.Credential, error) {
 	a.mu.Lock()
-	had := a.current[name].Tag
+	had := a.current[name]
 	a.mu.Unlock()
-	options := []client.CallOption{client.OtherThan(had)}
+	options := []client.CallOption{client.OtherThan(had.Tag)}
 	if waits {
 		options = append(options, client.Wait(waitTime))
 	}
-	return a.read(ctx, name, options...)
+	next, err := a.read(ctx, name, options...)
+	if err == nil && next.ID == had.ID && next.Version == had.Version {
+		next.Zero()
+		return delivery.Credential{}, client.ErrNotModified
+	}
+	return next, err
 }
 
 // replace writes the files with another version of a credential. A version that the plan does not fit is passed

@@ -8,9 +8,13 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -173,8 +177,45 @@ func TestFilesStayWhileNothingCanBeRead(t *testing.T) {
 	if got := p.read(t, "db/user"); got != "u2" {
 		t.Error(got)
 	}
-	if text := p.logged.String(); strings.Count(text, "lacks unseal") != 1 || strings.Contains(text, ordersToken) {
+	if text := p.logged.String(); strings.Count(text, "lacks unseal") != 1 || strings.Count(text, "can be read again") != 1 || strings.Contains(text, ordersToken) {
 		t.Error(text)
+	}
+}
+
+// Whatever a proxy takes away, the agent does not ask in a loop, and writes only what is new.
+func TestAgentIsPatientBehindAProxy(t *testing.T) {
+	for name, spoil := range map[string]func(*httputil.ProxyRequest){
+		"no wait":       func(r *httputil.ProxyRequest) { r.Out.URL.RawQuery = "" },
+		"no entity tag": func(r *httputil.ProxyRequest) { r.Out.URL.RawQuery = ""; r.Out.Header.Del("If-None-Match") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			var target *url.URL
+			var reads atomic.Int32
+			proxy := httptest.NewServer(&httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
+				reads.Add(1)
+				r.SetURL(target)
+				spoil(r)
+			}})
+			defer proxy.Close()
+			p := newPod(t, proxy.URL, folder)
+			var err error
+			target, err = url.Parse(p.URL)
+			must(t, err)
+			id := p.sealPair(t, 1)
+			must(t, p.Write(t.Context()))
+			ctx, end := context.WithTimeout(t.Context(), 2*time.Second)
+			defer end()
+			p.Follow(ctx, func() { t.Error("a change that there is not") })
+			if n := reads.Load(); n < 2 || n > 5 { // one to write, and then after 0, 1 and 2 s, of which a half is random
+				t.Error(n, "reads")
+			}
+			changed := p.follow(t)
+			p.replacePair(t, id, `"user":"u2"`)
+			<-changed
+			if got := p.read(t, "db/user"); got != "u2" {
+				t.Error(got)
+			}
+		})
 	}
 }
 
