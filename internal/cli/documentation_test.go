@@ -17,6 +17,7 @@ import (
 // followed says how a test follows each page: it runs the commands in their order, while that is so
 // which the page is about.
 var followed = map[string]func(*documented){
+	"docs/guides/agent.md":          followAgent,
 	"docs/guides/anchors.md":        followAnchors,
 	"docs/guides/backup.md":         followBackup,
 	"docs/guides/kms.md":            followKMS,
