@@ -401,7 +401,7 @@ func TestContainersCannotWriteTheirImage(t *testing.T) {
 			switch o.GetKind() {
 			case "Pod":
 				path = []string{"spec", "containers"}
-			case "StatefulSet", "Deployment", "Job":
+			case "StatefulSet", "Deployment", "DaemonSet", "Job":
 			default:
 				continue
 			}

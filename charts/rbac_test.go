@@ -253,7 +253,7 @@ func TestOnlyServerAndJobsHaveATokenForTheAPIServer(t *testing.T) {
 			switch o.GetKind() {
 			case "Pod":
 				path = path[:1]
-			case "StatefulSet", "Deployment", "Job":
+			case "StatefulSet", "Deployment", "DaemonSet", "Job":
 			default:
 				continue
 			}
