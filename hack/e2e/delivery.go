@@ -50,6 +50,13 @@ func (d *delivery) start(ctx context.Context) error {
 	); err != nil {
 		return err
 	}
+	pod, err := fromGuide()
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(d.saved, agentPod), []byte(pod), 0o600); err != nil {
+		return err
+	}
 	return d.newVersion(ctx, 1)
 }
 
@@ -79,6 +86,37 @@ func (d *delivery) newVersion(ctx context.Context, version int) error {
 	)
 }
 
+// agentPod is the pod of the guide in a file of the user.
+const agentPod = "agent-pod.yaml"
+
+// fromGuide returns the first manifest of docs/guides/agent.md with the names and images of this run.
+func fromGuide() (string, error) {
+	guide, err := os.ReadFile("docs/guides/agent.md")
+	if err != nil {
+		return "", err
+	}
+	_, block, _ := strings.Cut(string(guide), "```yaml\n")
+	block, _, found := strings.Cut(block, "```")
+	if !found {
+		return "", errors.New("the guide of the agent has no manifest")
+	}
+	return strings.NewReplacer(
+		"orders-database", ledger, "orders-files", "ledger-files",
+		"{name: orders, namespace: shop}", "{name: ledger-agent, namespace: shop}", "serviceAccountName: orders", "serviceAccountName: ledger-agent",
+		"latticekeep/latticekeep:0.1.0", productImage,
+		"- name: orders\n      image: registry.example.org/orders", "- name: ledger\n      image: "+workloadImage+"\n      args: [follow, /credentials]",
+		"@db/orders", "@db/ledger",
+	).Replace(block), nil
+}
+
+// manifests returns the files of a pod. The last one has the pod.
+func (d *delivery) manifests(by string) []string {
+	if by == "agent" {
+		return []string{manifests + "agent.yaml", filepath.Join(d.saved, agentPod)}
+	}
+	return []string{manifests + by + ".yaml"}
+}
+
 // files returns what the workload prints of the files of the newest version.
 func (d *delivery) files() string {
 	password := d.values[len(d.values)-1]
@@ -94,7 +132,7 @@ func (d *delivery) byAgent(ctx context.Context) error { return d.deliver(ctx, "a
 func (d *delivery) deliver(ctx context.Context, by string) error {
 	pod := ledger + "-" + by
 	if err := d.all(ctx,
-		"kubectl apply --filename "+manifests+by+".yaml",
+		"kubectl apply --filename "+strings.Join(d.manifests(by), " --filename "),
 		"kubectl wait --for=condition=Ready pod/"+pod+" --namespace "+shop+" "+waitArg,
 	); err != nil {
 		return err
@@ -200,7 +238,7 @@ func (d *delivery) deny(ctx context.Context) error {
 
 // again makes the pod of a manifest again, and nothing else of it.
 func (d *delivery) again(ctx context.Context, by string) error {
-	_, err := d.shell(ctx, "kubectl create --dry-run=client --output json --filename "+manifests+by+".yaml | jq 'select(.kind == \"Pod\")' | kubectl apply --filename -")
+	_, err := d.shell(ctx, "kubectl create --dry-run=client --output json --filename "+d.manifests(by)[len(d.manifests(by))-1]+" | jq 'select(.kind == \"Pod\")' | kubectl apply --filename -")
 	return err
 }
 
@@ -257,7 +295,7 @@ func (d *delivery) withoutVault(ctx context.Context) error {
 	if _, err := d.untilTold(ctx, lookups["csi"], "does not answer"); err != nil {
 		return err
 	}
-	if _, err := d.untilTold(ctx, "kubectl logs "+ledger+"-agent --container agent-once --namespace "+shop+" --tail 1", "does not answer"); err != nil {
+	if _, err := d.untilTold(ctx, "kubectl logs "+ledger+"-agent --container credentials --namespace "+shop+" --tail 1", "does not answer"); err != nil {
 		return err
 	}
 	if err := d.all(ctx, podsOf(shop), scale+"1", "kubectl rollout status statefulset/latticekeep --namespace "+system+" "+waitArg); err != nil {
