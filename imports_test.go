@@ -229,7 +229,8 @@ var ours = map[string]string{
 	"hack/reference":    "internal/cli internal/config",
 	"test/logtest":      "internal/offline internal/audit internal/audit/guard internal/audit/reader internal/audit/writer internal/authz internal/store internal/store/bolt internal/dualsig",
 	"test/otlptest":     "",
-	"hack/e2e":          "test/kubetest",
+	"hack/e2e/image":    "",
+	"hack/e2e":          "hack/e2e/image test/kubetest",
 	"hack/e2e/workload": "",
 	"hack/schemas":      "",
 }

@@ -29,6 +29,12 @@ const (
 	waitTime = 5 * time.Minute
 )
 
+// The images have no registry. They must be loaded where the pods run.
+const (
+	productImage  = "localhost/latticekeep:e2e"
+	workloadImage = "localhost/latticekeep-e2e-workload:e2e"
+)
+
 // A cluster is the Kubernetes cluster in which the steps run.
 type cluster struct {
 	dir, kubeconfig   string

@@ -313,5 +313,10 @@ func (d *delivery) withoutVault(ctx context.Context) error {
 			return err
 		}
 	}
-	return d.all(ctx, "kubectl delete sealedcredential "+ledger+" --namespace "+shop)
+	return d.all(ctx,
+		"kubectl delete sealedcredential "+ledger+" --namespace "+shop,
+		"helm upgrade latticekeep "+chart+" --namespace "+system+" --values "+values+" --wait "+waitArg,
+		"kubectl wait --for=delete pod --selector app.kubernetes.io/component=csi-provider --namespace "+system+" "+waitArg,
+		"kubectl label --overwrite namespace "+system+" pod-security.kubernetes.io/enforce=restricted",
+	)
 }

@@ -18,6 +18,8 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+
+	"github.com/latticekeep/latticekeep/hack/e2e/image"
 )
 
 // options are the programs and files that a run needs. hack/e2e.sh creates and names them.
@@ -68,8 +70,8 @@ func run(ctx context.Context, o options) (err error) {
 	}
 	images := []string{filepath.Join(dir, "latticekeep.tar"), filepath.Join(dir, "workload.tar")}
 	if err := errors.Join(
-		writeImage(images[0], productImage, "latticekeep", o.latticekeep),
-		writeImage(images[1], workloadImage, "workload", o.workload, "pause"),
+		image.Write(images[0], productImage, "latticekeep", o.latticekeep),
+		image.Write(images[1], workloadImage, "workload", o.workload, "pause"),
 	); err != nil {
 		return err
 	}

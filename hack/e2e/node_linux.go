@@ -20,6 +20,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/latticekeep/latticekeep/hack/e2e/image"
 	"github.com/latticekeep/latticekeep/test/kubetest"
 )
 
@@ -165,7 +166,7 @@ func (n *node) mount(context.Context) error {
 	}
 	for _, volume := range []string{"data", "kms"} { // volumes in manifests/volumes.yaml, owned by the image's user
 		folder := filepath.Join("/run/volumes", volume)
-		if err := errors.Join(os.MkdirAll(folder, 0o700), os.Chown(folder, imageUser, imageUser)); err != nil {
+		if err := errors.Join(os.MkdirAll(folder, 0o700), os.Chown(folder, image.User, image.User)); err != nil {
 			return fmt.Errorf("making a volume: %w", err)
 		}
 	}

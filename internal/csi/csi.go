@@ -102,6 +102,9 @@ func (p provider) Mount(ctx context.Context, r *v1alpha1.MountRequest) (*v1alpha
 	if err == nil {
 		var answer *v1alpha1.MountResponse
 		if answer, err = m.mount(ctx, p.c.Server); err == nil {
+			if len(answer.GetFiles()) == 0 {
+				return answer, nil // one of many polls
+			}
 			p.c.Logger.Info("mounted", "namespace", m.namespace, "pod", m.pod, "credentials", m.plan.Credentials(), "files", len(answer.GetFiles()))
 			return answer, nil
 		}

@@ -21,7 +21,9 @@ const (
 func Setup() func() { return func() {} }
 
 // ValidateAndSetKlogLevelAndFormatGlobally does nothing.
-func ValidateAndSetKlogLevelAndFormatGlobally(_ context.Context, _ any, _ LogFormat) error { return nil }
+func ValidateAndSetKlogLevelAndFormatGlobally(_ context.Context, _ any, _ LogFormat) error {
+	return nil
+}
 
 // Error writes a line.
 func Error(message string, err error) { fmt.Fprintln(os.Stderr, message, err) }

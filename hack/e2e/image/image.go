@@ -1,4 +1,5 @@
-package main
+// Package image writes images without a registry.
+package image
 
 import (
 	"archive/tar"
@@ -13,17 +14,12 @@ import (
 	"runtime"
 )
 
-// The images have no registry. They must be loaded where the pods run.
-const (
-	productImage  = "localhost/latticekeep:e2e"
-	workloadImage = "localhost/latticekeep-e2e-workload:e2e"
+// User is the user of the Dockerfile, as which the program of an image runs.
+const User = 65532
 
-	imageUser = 65532 // as in the Dockerfile
-)
-
-// writeImage writes an image with one static program at its root, which runs as the user of the
+// Write writes an image with one static program at its root, which runs as the user of the
 // Dockerfile. The format is that of `docker save`, which containerd, kind and k3d read as well.
-func writeImage(path, image, name, program string, cmd ...string) (err error) {
+func Write(path, image, name, program string, cmd ...string) (err error) {
 	binary, err := os.ReadFile(program)
 	if err != nil {
 		return fmt.Errorf("reading the program of %s: %w", image, err)
@@ -35,7 +31,7 @@ func writeImage(path, image, name, program string, cmd ...string) (err error) {
 	digest := sha256.Sum256(layer.Bytes())
 	config, err := json.Marshal(map[string]any{
 		"architecture": runtime.GOARCH, "os": "linux",
-		"config": map[string]any{"User": fmt.Sprintf("%d:%[1]d", imageUser), "Entrypoint": []string{"/" + name}, "Cmd": cmd},
+		"config": map[string]any{"User": fmt.Sprintf("%d:%[1]d", User), "Entrypoint": []string{"/" + name}, "Cmd": cmd},
 		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{"sha256:" + hex.EncodeToString(digest[:])}},
 	})
 	if err != nil {
