@@ -44,6 +44,7 @@ var numbers = map[string]struct{ args, pointer, reason string }{
 	"webhook --drain":                {"", "", "no request has it"},
 	"uninstall --timeout":            {"", "", "no request has it"},
 	"crd apply --timeout":            {"", "", "no request has it"},
+	"agent --timeout":                {"", "", "no request has it"},
 	"kms-plugin retire --generation": {"x --dir x --etcd x", "", "no request has it"},
 	"keys create --rotation-days":    {"x", "components/schemas/CreateKeyRequest/properties/rotation_period", ""},
 	"audit search --hours":           {"", "paths//api/v2/audit/logs/get/parameters/hours", ""},
