@@ -74,6 +74,7 @@ func TestAgentWritesFilesWithAnAPIKey(t *testing.T) {
 		"--on-change takes":   {"- {path: url, credential: shop/db}", []string{"--on-change", "KILL", "--", "true"}, 2},
 		"there is no program": {"- {path: url, credential: shop/db}", []string{"--", "no-such-program"}, 2},
 		"does not answer":     {"- {path: url, credential: shop/db}", []string{"--once", "--timeout", "1ms", "--url", "http://127.0.0.1:1"}, 3},
+		"accept the API key":  {"- {path: url, credential: shop/db}", []string{"--once", "--api-key", "ak_0"}, 4},
 		"has no certificate":  {"- {path: url, credential: shop/db}", []string{"--once", "--ca-file", files}, 2},
 		"exclude each other":  {"- {path: url, credential: shop/db}", []string{"--once", "--token-file", files}, 2},
 	} {
