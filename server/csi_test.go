@@ -121,11 +121,11 @@ func TestTheCSIProviderReadsWithTheRightsOfAPodOfARealCluster(t *testing.T) {
 
 	c.at.Advance(10 * time.Second)
 	c.wire.set(true)
-	if _, err := mount(token); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "it is tried again") {
+	if _, err := mount(token); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "credential db cannot be read now: ") {
 		t.Error("without the API server: ", err)
 	}
 	c.wire.set(false)
-	until(codes.OK, token)
+	_, _ = until(codes.OK, token)
 	if strings.Contains(c.Logged.String(), strings.Split(token, ".")[2]) {
 		t.Error("a token is in the log")
 	}
