@@ -20,6 +20,7 @@ var followed = map[string]func(*documented){
 	"docs/guides/agent.md":          followAgent,
 	"docs/guides/anchors.md":        followAnchors,
 	"docs/guides/backup.md":         followBackup,
+	"docs/guides/csi.md":            followCSI,
 	"docs/guides/kms.md":            followKMS,
 	"docs/guides/kms-plugin.md":     followKMSPlugin,
 	"docs/guides/postgresql.md":     followPostgres,
