@@ -21,6 +21,9 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/encoding/proto"
+	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
 	"sigs.k8s.io/secrets-store-csi-driver/provider/v1alpha1"
 
@@ -63,7 +66,7 @@ func Serve(ctx context.Context, c Config) (err error) {
 		return err
 	}
 	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage), grpc.MaxConcurrentStreams(maxMounts),
-		grpc.ConnectionTimeout(connectTimeout))
+		grpc.ConnectionTimeout(connectTimeout), grpc.ForceServerCodecV2(zeroing{encoding.GetCodecV2(proto.Name)}))
 	v1alpha1.RegisterCSIDriverProviderServer(server, provider{c: c})
 	c.Logger.Info("serving", "socket", s.Path)
 	ended := make(chan error, 1) // capacity 1: nobody may receive
@@ -111,6 +114,20 @@ func (p provider) Mount(ctx context.Context, r *v1alpha1.MountRequest) (*v1alpha
 	}
 	p.c.Logger.Warn("not mounted", "namespace", m.namespace, "pod", m.pod, "error", fault.Message(err))
 	return nil, status.Error(codeOf(err), fault.Message(err))
+}
+
+// zeroing overwrites the values of an answer once it is encoded. What gRPC sends is a copy, which nothing here can reach.
+type zeroing struct{ encoding.CodecV2 }
+
+// Marshal implements the interface of gRPC.
+func (z zeroing) Marshal(message any) (mem.BufferSlice, error) {
+	encoded, err := z.CodecV2.Marshal(message)
+	if answer, is := message.(*v1alpha1.MountResponse); is {
+		for _, f := range answer.GetFiles() {
+			clear(f.GetContents())
+		}
+	}
+	return encoded, err
 }
 
 func codeOf(err error) codes.Code {
