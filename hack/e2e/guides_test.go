@@ -9,7 +9,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// The guide of the CSI driver shows the manifest that this program applies, but for the image.
+// The guide of the CSI driver shows the manifest that this program applies, but for the image and its arguments.
 func TestTheGuideHasTheManifestOfTheRun(t *testing.T) {
 	text, err := os.ReadFile("../../docs/guides/csi.md")
 	if err != nil {
@@ -21,7 +21,7 @@ func TestTheGuideHasTheManifestOfTheRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	block = strings.ReplaceAll(block, "registry.example.org/ledger", workloadImage)
+	block = strings.ReplaceAll(block, "registry.example.org/ledger", workloadImage+"\n      args: [follow, /credentials]")
 	if shown, want := objectsOf(t, block), objectsOf(t, string(applied)); len(want) == 0 || !reflect.DeepEqual(shown, want) {
 		t.Error("the guide shows other objects")
 	}

@@ -145,17 +145,19 @@ func (a *Agent) Follow(ctx context.Context, changed func()) {
 // follow follows one credential. It logs the first of the same failures in a row, and that they are over.
 func (a *Agent) follow(ctx context.Context, name string, waits bool, changed func()) {
 	pause, said := firstWait, ""
+	stale := false // the newest version is not in the files, also while there is none after it
 	for ctx.Err() == nil {
 		begun := time.Now()
 		next, err := a.next(ctx, name, waits)
 		if err == nil {
 			err = a.replace(name, next)
+			stale = err != nil
 		}
 		if ctx.Err() != nil {
 			return
 		}
 		readable := err == nil || errors.Is(err, client.ErrNotModified)
-		if readable && said != "" {
+		if readable && !stale && said != "" {
 			said = ""
 			a.c.Logger.Info("the credential can be read again", "credential", name)
 		}

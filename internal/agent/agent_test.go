@@ -227,6 +227,9 @@ func TestAVersionWithoutItsKeyIsPassedOver(t *testing.T) {
 	changed := p.follow(t)
 	p.replacePair(t, id, `"user":"u2"`)
 	p.untilLogged(t, "has no value password; it has user")
+	if strings.Contains(p.logged.String(), "can be read again") {
+		t.Error("the log says that all is well")
+	}
 	p.replacePair(t, id, `"password":"p3"`)
 	<-changed
 	if got := p.read(t, "password"); got != "p3" {

@@ -70,7 +70,7 @@ func TestAgentWritesFilesWithAnAPIKey(t *testing.T) {
 		"is not in memory":    {"- {path: url, credential: shop/db}", []string{"--once", "--into", t.TempDir()}, 2},
 		"does not exist":      {"- {path: url, credential: shop/db}", []string{"--once", "--into", filepath.Join(dir, "none")}, 2},
 		"starts no command":   {"- {path: url, credential: shop/db}", []string{"--once", "--", "true"}, 2},
-		"is about a command":  {"- {path: url, credential: shop/db}", []string{"--on-change", "restart"}, 2},
+		"needs a command":     {"- {path: url, credential: shop/db}", []string{"--on-change", "restart"}, 2},
 		"--on-change takes":   {"- {path: url, credential: shop/db}", []string{"--on-change", "KILL", "--", "true"}, 2},
 		"there is no program": {"- {path: url, credential: shop/db}", []string{"--", "no-such-program"}, 2},
 		"does not answer":     {"- {path: url, credential: shop/db}", []string{"--once", "--timeout", "1ms", "--url", "http://127.0.0.1:1"}, 3},

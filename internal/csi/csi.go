@@ -142,7 +142,7 @@ func codeOf(err error) codes.Code {
 	return codes.Unavailable
 }
 
-// mount is a request.
+// mount is a parsed MountRequest.
 type mount struct {
 	namespace, pod string
 	token          string
@@ -222,7 +222,8 @@ func (m mount) mount(ctx context.Context, server *delivery.Server) (*v1alpha1.Mo
 			return nil, err
 		}
 	}
-	if len(values) == 0 && len(m.had) == len(unchanged)+1 {
+	nothingElse := len(m.had) == len(unchanged)+1 // the credentials, and the plan's digest
+	if len(values) == 0 && nothingElse {
 		return answerOf(m.had, nil), nil
 	}
 	for _, name := range unchanged { // the answer has all files or none

@@ -2,7 +2,7 @@
 // and for the agent.
 //
 // A [Plan] says which files there are, and [Plan.Render] makes them of the values: all, or none. A [Server]
-// has the values read over REST as their holder, and says what a holder can do about a refusal. The package has
+// reads the values over REST with the caller's token or API key. Its errors say what to do about a refusal. The package has
 // no right of its own, writes nothing, and quotes no value in an error.
 package delivery
 

@@ -96,8 +96,8 @@ func (c Credential) Zero() {
 	}
 }
 
-// Read reads a credential by its name, as the ServiceAccount of a token, or for "" with the credential of the
-// options of [NewServer]. The error says what its holder, or who runs the cluster, can do. It is
+// Read reads a credential by its name, as the ServiceAccount of a token. With the token "", it uses the API key
+// that was given to [NewServer]. The error says what to do. It is
 // [client.ErrNotModified], fault.Forbidden, fault.Unauthenticated, or fault.Unavailable, which may pass.
 func (s *Server) Read(ctx context.Context, token, name string, options ...client.CallOption) (Credential, error) {
 	var c Credential

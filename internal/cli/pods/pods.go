@@ -93,8 +93,8 @@ In a pod the agent reads with the token of its ServiceAccount (--token-file), wh
 reads with an API key that has the scope vault:read. The folder must be in memory, as is an emptyDir with medium:
 Memory, unless --allow-disk is given.
 
-With --once the agent ends when the files are there, as an init container or a step before a service does. With COMMAND it
-starts the command then, hands signals on to it, and ends as it does.`,
+With --once the agent ends when the files are there, as an init container or a step before a service does. With COMMAND, it
+starts the command once the files are written, forwards signals to it, and exits with its status.`,
 		Example: `  latticekeep agent --once --files files.yaml --into /run/orders --api-key-file key
   latticekeep agent --files files.yaml --into /credentials --token-file /var/run/secrets/latticekeep/token -- ./server`,
 		Args: cobra.ArbitraryArgs,
@@ -104,11 +104,11 @@ starts the command then, hands signals on to it, and ends as it does.`,
 	flags := cmd.Flags()
 	flags.StringVar(&f.caFile, "ca-file", "", caUsage)
 	flags.StringVar(&f.tokenFile, "token-file", "", "file with a ServiceAccount's token for the audience latticekeep, instead of an API key")
-	flags.StringVar(&f.files, "files", "", "file that lists the files")
+	flags.StringVar(&f.files, "files", "", "YAML list of the files to write")
 	flags.StringVar(&f.into, "into", "", "folder for the files")
 	flags.BoolVar(&f.once, "once", false, "end when the files are there")
 	flags.BoolVar(&f.allowDisk, "allow-disk", false, "write into a folder that is not in memory: values may stay on the disk")
-	flags.DurationVar(&f.timeout, "timeout", 2*time.Minute, "how long to try until the files are there")
+	flags.DurationVar(&f.timeout, "timeout", 2*time.Minute, "how long to retry the first write before giving up")
 	flags.StringVar(&f.onChange, "on-change", "none", "what COMMAND gets after a change: none, restart, or a signal such as HUP")
 	_ = cmd.MarkFlagRequired("files") // cannot fail: the flag exists
 	_ = cmd.MarkFlagRequired("into")  // likewise
@@ -202,7 +202,7 @@ func (f *agentFlags) command(args []string) (r agent.Reaction, path string, err 
 	}
 	if len(args) == 0 {
 		if r != (agent.Reaction{}) {
-			return r, "", command.UsageError("--on-change is about a command: give one behind --")
+			return r, "", command.UsageError("--on-change needs a command: add -- COMMAND")
 		}
 		return r, "", nil
 	}
@@ -223,7 +223,7 @@ func (f *agentFlags) checkFolder() error {
 	case err != nil:
 		return fmt.Errorf("looking at the folder of --into: %w", err)
 	case !is && !f.allowDisk:
-		return command.UsageError("the folder of --into is not in memory, and what is deleted on a disk may still be read: use an emptyDir with medium: Memory, or a folder of /run, or give --allow-disk")
+		return command.UsageError("the folder of --into is not in memory, so deleted values could be recovered from the disk: use an emptyDir with medium: Memory or a folder of /run, or pass --allow-disk")
 	}
 	return nil
 }

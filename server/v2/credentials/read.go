@@ -20,8 +20,8 @@ import (
 	"github.com/latticekeep/latticekeep/server/gate"
 )
 
-// These are the limits of waits. Each look reads a few rows in a view of its own, so that a wait keeps no
-// page of the store from being used again.
+// These are the limits of waits. Each look reads a few rows in a view of its own, so that the store can reuse
+// pages during a wait.
 const (
 	waitsOfCaller = 4
 	waitsOfTenant = 256
@@ -42,8 +42,8 @@ func newReads(v *vault.Vault, g *guard.Guard) *reads {
 	return &reads{v, g, gate.NewPlaces(waitsOfCaller, waitsOfTenant, waitsOfAll)}
 }
 
-// answer answers a read: at once, or with 304 while the caller has them, for as long as it wants to
-// wait.
+// answer answers a read with the values, or with 304 if the caller has the current version. With wait, it delays the
+// 304 until there is another version or the time is over.
 func (a *reads) answer(c *gin.Context, r vault.Reference, ifNoneMatch *string, wait *int) {
 	gate.Answer(c, http.StatusOK, func(ctx context.Context, call *gate.Call) (any, error) {
 		switch {

@@ -5075,8 +5075,8 @@ export interface components {
             };
         };
         /**
-         * @description The credential is a version that `If-None-Match` names. The log has one `CREDENTIAL_LISTED` for all such answers to
-         *     the caller in an hour, with their number in `repeats`.
+         * @description The credential is a version that `If-None-Match` names. Such answers leave one `CREDENTIAL_LISTED` an hour for each
+         *     caller, pod and version, and another one for waits; `repeats` says for how many answers it stands.
          */
         NotModified: {
             headers: {
