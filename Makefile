@@ -85,7 +85,7 @@ e2e: ## install the chart into a real cluster, E2E_KUBECONFIG or a node of its o
 	@exec hack/e2e.sh -transcript docs/e2e.md
 
 .PHONY: external-secrets
-external-secrets: control-plane ## compile the controller of External Secrets, once, and have it read and write credentials
+external-secrets: control-plane ## compile External Secrets Operator, once, and follow its guide (minutes)
 	@EXTERNAL_SECRETS=$$(hack/external-secrets.sh) && export EXTERNAL_SECRETS && go test -count=1 -v ./test/externalsecrets
 
 .PHONY: control-plane
