@@ -27,6 +27,8 @@ var followed = map[string]func(*documented){
 	"docs/guides/upgrade.md":        followUpgrade,
 	"docs/guides/verify-the-log.md": followVerification,
 
+	"docs/guides/external-secrets.md": followExternalSecrets,
+
 	"docs/runbooks/README.md":       followRunbooks,
 	"docs/runbooks/certificates.md": followCertificates,
 	"docs/runbooks/database.md":     followDatabase,
