@@ -28,7 +28,7 @@ func followCSI(f *documented) {
 		"  tokenRequests:\n  - audience: latticekeep\n", `"--enable-secret-rotation=true"`, `"--rotation-poll-interval=2m"`)
 	c.kubectl("", "label", "--overwrite", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
 	f.run("kubectl label --overwrite namespace latticekeep-system", "labeled")
-	f.runAs("helm upgrade latticekeep", []string{"helm upgrade", "helm template", "charts/latticekeep", root + "/charts/latticekeep", "--reuse-values ", ""}, "\n  name: latticekeep-csi-provider\n")
+	f.runAs("helm upgrade latticekeep", []string{"helm upgrade", "helm template", "charts/latticekeep", root + "/charts/latticekeep", "--reset-then-reuse-values ", ""}, "\n  name: latticekeep-csi-provider\n")
 
 	c.kubectl(`{"apiVersion":"v1","kind":"Namespace","metadata":{"name":"shop","labels":{"pod-security.kubernetes.io/enforce":"restricted"}}}`, "apply", "-f", "-")
 	c.kubectl("", "apply", "-f", chart+"/crds")
