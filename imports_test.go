@@ -295,7 +295,7 @@ var vendors = map[string]string{
 	"github.com/google/uuid":              "internal/compliance/report",
 
 	"github.com/go-json-experiment/json": "internal/audit server",
-	"golang.org/x/sync":                  "internal server/gate",
+	"golang.org/x/sync":                  "internal server/gate server/v2/credentials",
 	"golang.org/x/sys":                   "internal/clock internal/dumps",
 
 	"sigs.k8s.io/structured-merge-diff/v6": "controllers/credential", // managedFields of Secrets

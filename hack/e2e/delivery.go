@@ -42,6 +42,9 @@ func (d *delivery) start(ctx context.Context) error {
 	if err := d.node.startCSI(ctx, strings.TrimSpace(token)); err != nil {
 		return err
 	}
+	if _, err := d.shell(ctx, "kubectl get secret latticekeep-tls --namespace "+system+" --output=go-template='{{index .data \"ca.crt\" | base64decode}}' | kubectl create configmap latticekeep-ca --namespace "+system+" --from-file=ca.crt=/dev/stdin"); err != nil {
+		return err
+	}
 	d.out.printf("\nThe socket of the provider is in a folder of the node, which the profile `restricted` does not allow.\n")
 	if err := d.all(ctx,
 		"kubectl label --overwrite namespace "+system+" pod-security.kubernetes.io/enforce=privileged",

@@ -14,6 +14,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/latticekeep/latticekeep/api/client"
@@ -26,6 +27,7 @@ const (
 	waiting   = 4                // credentials that are waited for; the server allows no more
 	waitTime  = 55               // seconds of a wait
 	pollPause = time.Minute      // between reads of the other credentials
+	busyPause = 10 * time.Minute // for which such reads stand in for a wait that the server had no place for
 	firstWait = time.Second      // pause after a failure, and twice as long after each further one
 	lastWait  = 30 * time.Second // longest such pause
 
@@ -45,8 +47,9 @@ type Config struct {
 
 // Agent keeps the files of a plan. [Agent.Write] is called before [Agent.Follow].
 type Agent struct {
-	c   Config
-	dir *os.Root
+	c    Config
+	dir  *os.Root
+	lock *os.File // the folder, locked against another agent
 
 	mu      sync.Mutex
 	current map[string]delivery.Credential // keyed by name
@@ -58,7 +61,18 @@ func New(c Config) (*Agent, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening the folder of --into: %w", err)
 	}
-	return &Agent{c: c, dir: dir, current: make(map[string]delivery.Credential)}, nil
+	lock, err := dir.Open(".")
+	if err == nil {
+		err = syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+	}
+	if err != nil {
+		_ = dir.Close()
+		if errors.Is(err, syscall.EWOULDBLOCK) {
+			err = errors.New("another agent writes there: give each its own")
+		}
+		return nil, fmt.Errorf("locking the folder of --into: %w", err)
+	}
+	return &Agent{c: c, dir: dir, lock: lock, current: make(map[string]delivery.Credential)}, nil
 }
 
 // Close overwrites the values in memory. The files stay.
@@ -68,7 +82,7 @@ func (a *Agent) Close() error {
 	for _, c := range a.current {
 		c.Zero()
 	}
-	return a.dir.Close()
+	return errors.Join(a.lock.Close(), a.dir.Close())
 }
 
 // Write reads all credentials and writes all files. What may pass is tried again until ctx ends. Errors: those of
@@ -97,7 +111,7 @@ func (a *Agent) Write(ctx context.Context) error {
 func (a *Agent) retry(ctx context.Context, do func() error) error {
 	for pause := firstWait; ; pause = min(2*pause, lastWait) {
 		err := do()
-		if err == nil || !errors.Is(err, fault.Unavailable) || ctx.Err() != nil {
+		if err == nil || !errors.Is(err, fault.Unavailable) && !errors.Is(err, fault.Exhausted) || ctx.Err() != nil {
 			return err
 		}
 		a.c.Logger.Warn("not written yet; retrying", "in", pause, "error", textOf(err))
@@ -145,10 +159,16 @@ func (a *Agent) Follow(ctx context.Context, changed func()) {
 // follow follows one credential. It logs the first of the same failures in a row, and that they are over.
 func (a *Agent) follow(ctx context.Context, name string, waits bool, changed func()) {
 	pause, said := firstWait, ""
-	stale := false // the newest version is not in the files, also while there is none after it
+	var busy time.Time // until then the server has no place for a wait
+	stale := false     // the newest version is not in the files, also while there is none after it
 	for ctx.Err() == nil {
 		begun := time.Now()
+		waits := waits && begun.After(busy)
 		next, err := a.next(ctx, name, waits)
+		if waits && errors.Is(err, fault.Exhausted) {
+			busy = begun.Add(busyPause)
+			continue
+		}
 		if err == nil {
 			err = a.replace(name, next)
 			stale = err != nil

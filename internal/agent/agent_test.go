@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -304,6 +305,10 @@ func TestMoreCredentialsThanWaits(t *testing.T) {
 	must(t, err)
 	server, err := delivery.NewServer(p.URL, "")
 	must(t, err)
+	if _, err := agent.New(agent.Config{Server: server, Plan: plan, Dir: p.dir}); err == nil || !strings.Contains(err.Error(), "another agent writes there") {
+		t.Error(err)
+	}
+	p.dir = t.TempDir()
 	a, err := agent.New(agent.Config{Server: server, TokenFile: p.tokenFile, Plan: plan, Dir: p.dir, Logger: slog.New(slog.NewTextHandler(p.logged, nil))})
 	must(t, err)
 	defer a.Close()
@@ -316,5 +321,35 @@ func TestMoreCredentialsThanWaits(t *testing.T) {
 	}
 	if e := p.Entries("outcome=failure"); len(e) > 0 {
 		t.Error("the server refused:", e)
+	}
+}
+
+// Where the server has no place for a wait, the agent reads without one.
+func TestAnAgentWithoutAPlaceReadsAllTheSame(t *testing.T) {
+	p := newPod(t, "", folder)
+	id := p.sealPair(t, 1)
+	must(t, p.Write(t.Context()))
+	server, err := delivery.NewServer(p.URL, "", client.WithRetries(0))
+	must(t, err)
+	ctx, stop := context.WithCancel(t.Context())
+	var waits sync.WaitGroup
+	defer func() {
+		stop()
+		waits.Wait()
+	}()
+	p.Post("/api/v2/vault/seal", `{"name":"other","credential_type":"t","values":{"k":"v"}}`).Want(t, http.StatusCreated)
+	refused := make(chan struct{}, 5)
+	for range 5 {
+		waits.Go(func() {
+			if _, err := server.Read(ctx, ordersToken, "other", client.OtherThan("*"), client.Wait(55)); errors.Is(err, fault.Exhausted) {
+				refused <- struct{}{}
+			}
+		})
+	}
+	<-refused // the four others have all places of the pod
+	p.replacePair(t, id, `"user":"u2"`)
+	<-p.follow(t)
+	if got := p.read(t, "db/user"); got != "u2" {
+		t.Error(got)
 	}
 }

@@ -25,15 +25,22 @@ type Reaction struct {
 // program.
 var forwarded = []os.Signal{syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGWINCH}
 
+// Command is a command with its arguments, the first of which is its name, and its environment.
+type Command struct {
+	Path string
+	Args []string
+	Env  []string
+}
+
 // Run runs a command as a child until it ends, and returns its exit status, or 128 and the number of the signal
 // that ended it. The end of ctx ends the command with SIGTERM; how long it has is up to whoever ended ctx. Each
 // value of changed is a change of the files.
-func Run(ctx context.Context, path string, args []string, changed <-chan struct{}, r Reaction) (status int, err error) {
+func Run(ctx context.Context, c Command, changed <-chan struct{}, r Reaction) (status int, err error) {
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals, forwarded...)
 	defer signal.Stop(signals)
 	for {
-		again, status, err := runOnce(ctx, path, args, changed, signals, r)
+		again, status, err := runOnce(ctx, c, changed, signals, r)
 		if err != nil || !again {
 			return status, err
 		}
@@ -41,9 +48,8 @@ func Run(ctx context.Context, path string, args []string, changed <-chan struct{
 }
 
 // runOnce runs the command once. again is set if it was ended to be started anew.
-func runOnce(ctx context.Context, path string, args []string, changed <-chan struct{}, signals <-chan os.Signal, r Reaction) (again bool, status int, err error) {
-	c := exec.Command(path, args[1:]...) //nolint:gosec // the user's own command
-	c.Args[0] = args[0]
+func runOnce(ctx context.Context, command Command, changed <-chan struct{}, signals <-chan os.Signal, r Reaction) (again bool, status int, err error) {
+	c := &exec.Cmd{Path: command.Path, Args: command.Args, Env: command.Env}
 	c.Stdin, c.Stdout, c.Stderr = os.Stdin, os.Stdout, os.Stderr
 	if err := c.Start(); err != nil {
 		return false, 0, fmt.Errorf("starting the command: %w", err)

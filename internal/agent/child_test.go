@@ -26,7 +26,7 @@ func runScript(t *testing.T, text string, r agent.Reaction) *script {
 	ctx, stop := context.WithCancel(t.Context())
 	s.stop = stop
 	go func() {
-		status, err := agent.Run(ctx, "/bin/sh", []string{"sh", "-c", text}, s.changed, r)
+		status, err := agent.Run(ctx, agent.Command{Path: "/bin/sh", Args: []string{"sh", "-c", text}, Env: os.Environ()}, s.changed, r)
 		if err != nil {
 			t.Error(err)
 		}

@@ -35,6 +35,9 @@ func write(dir *os.Root, files []delivery.File, now time.Time) error {
 		}
 	}
 	folder := now.UTC().Format(stamp)
+	if err := dir.Mkdir(folder, 0o755); err != nil {
+		return fmt.Errorf("making a folder for the files: %w", err)
+	}
 	if err := fill(dir, folder, files); err != nil {
 		_ = dir.RemoveAll(folder)
 		return fmt.Errorf("writing the files: %w", err)
@@ -55,9 +58,6 @@ func write(dir *os.Root, files []delivery.File, now time.Time) error {
 
 // fill writes the files into a new folder.
 func fill(dir *os.Root, folder string, files []delivery.File) error {
-	if err := dir.Mkdir(folder, 0o755); err != nil {
-		return err
-	}
 	for _, f := range files {
 		name := path.Join(folder, f.Path)
 		if err := dir.MkdirAll(path.Dir(name), 0o755); err != nil {

@@ -19,6 +19,7 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/encoding"
@@ -36,7 +37,9 @@ import (
 
 const (
 	maxMessage     = 4 << 20 // bytes; what gRPC allows a client by itself
-	maxMounts      = 32      // at the same time
+	maxStreams     = 32      // calls of a connection
+	maxMounts      = 4       // carried out at the same time, so that large volumes fit into the memory of the pod
+	maxValues      = 4 << 20 // bytes of the credentials of a volume
 	connectTimeout = 5 * time.Second
 	mountTimeout   = 45 * time.Second // less than the two minutes of the kubelet, which tries again
 	endTimeout     = 5 * time.Second
@@ -65,9 +68,9 @@ func Serve(ctx context.Context, c Config) (err error) {
 	if err != nil {
 		return err
 	}
-	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage), grpc.MaxConcurrentStreams(maxMounts),
+	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage), grpc.MaxConcurrentStreams(maxStreams),
 		grpc.ConnectionTimeout(connectTimeout), grpc.ForceServerCodecV2(zeroing{encoding.GetCodecV2(proto.Name)}))
-	v1alpha1.RegisterCSIDriverProviderServer(server, provider{c: c})
+	v1alpha1.RegisterCSIDriverProviderServer(server, provider{c: c, mounts: semaphore.NewWeighted(maxMounts)})
 	c.Logger.Info("serving", "socket", s.Path)
 	ended := make(chan error, 1) // capacity 1: nobody may receive
 	go func() { ended <- server.Serve(l) }()
@@ -87,7 +90,8 @@ func Serve(ctx context.Context, c Config) (err error) {
 
 type provider struct {
 	v1alpha1.UnimplementedCSIDriverProviderServer
-	c Config
+	c      Config
+	mounts *semaphore.Weighted
 }
 
 // Version implements the interface of the driver.
@@ -102,7 +106,10 @@ func (p provider) Mount(ctx context.Context, r *v1alpha1.MountRequest) (*v1alpha
 	ctx, cancel := context.WithTimeout(ctx, mountTimeout)
 	defer cancel()
 	m, err := parse(r)
-	if err == nil {
+	if err == nil && p.mounts.Acquire(ctx, 1) != nil {
+		err = fault.New(fault.Unavailable, "too many volumes are mounted on this node at the same time")
+	} else if err == nil {
+		defer p.mounts.Release(1)
 		var answer *v1alpha1.MountResponse
 		if answer, err = m.mount(ctx, p.c.Server); err == nil {
 			if len(answer.GetFiles()) == 0 {
@@ -196,13 +203,20 @@ func parse(r *v1alpha1.MountRequest) (m mount, err error) {
 // reads no value.
 func (m mount) mount(ctx context.Context, server *delivery.Server) (*v1alpha1.MountResponse, error) {
 	versions := map[string]string{planID: m.digest}
-	values := make(map[string]map[string]secret.Bytes)
+	values, size := make(map[string]map[string]secret.Bytes), 0
 	read := func(name string, options ...client.CallOption) error {
 		c, err := server.Read(ctx, m.token, name, options...)
-		if err == nil {
-			values[name], versions[idOf(name)] = c.Values, versionOf(c)
+		if err != nil {
+			return err
 		}
-		return err
+		values[name], versions[idOf(name)] = c.Values, versionOf(c)
+		for _, value := range c.Values {
+			size += len(value)
+		}
+		if size > maxValues {
+			return fault.New(fault.Invalid, fmt.Sprintf("the credentials of the volume have more than %d bytes: divide them among several volumes", maxValues))
+		}
+		return nil
 	}
 	defer func() {
 		for _, v := range values {

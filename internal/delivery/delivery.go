@@ -28,6 +28,7 @@ import (
 const (
 	maxEntries = 64
 	maxPath    = 1024    // bytes
+	maxPart    = 255     // bytes between slashes
 	maxContent = 1 << 20 // bytes of all files
 )
 
@@ -154,6 +155,8 @@ func checkPath(path string) error {
 	switch {
 	case !fs.ValidPath(path) || path == "." || len(path) > maxPath || strings.ContainsFunc(path, func(r rune) bool { return r < ' ' || r == '\\' || r == 0x7f }):
 		return fmt.Errorf("write a relative path such as db/password, without .., an empty part or a control character, of at most %d bytes", maxPath)
+	case slices.ContainsFunc(strings.Split(path, "/"), func(part string) bool { return len(part) > maxPart }):
+		return fmt.Errorf("a part of it has more than %d bytes, which no file system takes; shorten it", maxPart)
 	case strings.HasPrefix(path, ".."):
 		return fmt.Errorf("a name that begins with .. is one that the kubelet uses itself; choose another")
 	}

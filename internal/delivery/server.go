@@ -36,6 +36,7 @@ type Server struct {
 	mu     sync.Mutex
 	pem    []byte // authorities of the client
 	client *client.V2
+	http   *http.Transport // transport of the client
 }
 
 // NewServer returns the server at a URL. Its certificate is verified with the authorities in caFile, or with
@@ -74,7 +75,10 @@ func (s *Server) connect() (*client.V2, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.client, s.pem = c.V2, pem
+	if s.http != nil {
+		s.http.CloseIdleConnections() // they were verified with the former authorities
+	}
+	s.client, s.pem, s.http = c.V2, pem, transport
 	return s.client, nil
 }
 
@@ -98,7 +102,7 @@ func (c Credential) Zero() {
 
 // Read reads a credential by its name, as the ServiceAccount of a token. With the token "", it uses the API key
 // that was given to [NewServer]. The error says what to do. It is
-// [client.ErrNotModified], fault.Forbidden, fault.Unauthenticated, or fault.Unavailable, which may pass.
+// [client.ErrNotModified], fault.Forbidden, fault.Unauthenticated; or fault.Exhausted or fault.Unavailable, which may pass.
 func (s *Server) Read(ctx context.Context, token, name string, options ...client.CallOption) (Credential, error) {
 	var c Credential
 	v2, err := s.connect()
@@ -145,7 +149,7 @@ func (s *Server) explain(err error, name, token string) error {
 	case errors.Is(err, client.ErrUnauthenticated):
 		return fault.New(fault.Unauthenticated, s.url+" does not accept the API key: it was revoked, or has expired; make another one")
 	case errors.Is(err, client.ErrRateLimited):
-		return fault.New(fault.Unavailable, fmt.Sprintf("credential %s cannot be read now: %s says that there are too many requests", name, s.url))
+		return fault.New(fault.Exhausted, fmt.Sprintf("credential %s cannot be read now: %s says that there are too many requests", name, s.url))
 	case errors.Is(err, client.ErrNoAnswer), errors.Is(err, context.DeadlineExceeded):
 		return fault.New(fault.Unavailable, fmt.Sprintf("credential %s cannot be read now: %s does not answer: %v", name, s.url, err))
 	}

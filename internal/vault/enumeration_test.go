@@ -73,8 +73,8 @@ func TestAllThatIsNotThereIsOneCase(t *testing.T) {
 			return err
 		},
 		"FindHeld": func(id string) error { // as the endpoint goes on
-			tag, err := f.vault.FindHeld(t.Context(), f.a, ByID(id), "*", false)
-			if tag == "" && err == nil {
+			held, err := f.vault.FindHeld(t.Context(), f.a, ByID(id), "*", false)
+			if held == nil && err == nil {
 				_, err = f.vault.Read(t.Context(), f.a, ByID(id))
 			}
 			return err

@@ -88,25 +88,31 @@ func (v *Vault) Read(ctx context.Context, p authz.Principal, r Reference) (Unsea
 	return Unsealed{c, found.values}, nil
 }
 
-// FindHeld returns the entity tag of what p would read, if tags name it: p then has its values already. It
+// Held is a version of a credential that a caller has already.
+type Held struct{ ID, EntityTag string }
+
+// FindHeld returns the version that p would read, if tags name it: p then has its values already. It
 // opens nothing, and records that p asked: once an hour, with a count. waits says that p goes on to ask
-// [Vault.IsHeld]. Otherwise it returns "" and records nothing: the caller goes on to [Vault.Read]. Errors:
+// [Vault.IsHeld]. Otherwise it returns nil and records nothing: the caller goes on to [Vault.Read]. Errors:
 // fault.Forbidden without the right to unseal, fault.Unavailable.
-func (v *Vault) FindHeld(ctx context.Context, p authz.Principal, r Reference, tags Condition, waits bool) (tag string, err error) {
+func (v *Vault) FindHeld(ctx context.Context, p authz.Principal, r Reference, tags Condition, waits bool) (*Held, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	if _, err := v.ready(ctx, p, authz.UnsealCredential); err != nil {
-		return "", err
+		return nil, err
 	}
 	found, err := v.look(ctx, p, v.records.finder(p, r, v.now()), nil)
 	if err != nil || !found.isNamed(tags, v.now()) {
-		return "", err
+		return nil, err
 	}
 	e := found.event(audit.CredentialListed, p, v.now())
 	if waits {
 		e.Attributes[audit.AttributeWait] = "true"
 	}
-	return record.EntityTag(found.id, found.record.Version), v.guard.RecordRepeated(ctx, e)
+	if err := v.guard.RecordRepeated(ctx, e); err != nil {
+		return nil, err
+	}
+	return &Held{found.id, record.EntityTag(found.id, found.record.Version)}, nil
 }
 
 // IsHeld reports whether tags still name what p would read. It is for repeated looks after

@@ -44,7 +44,7 @@ func New(l *writer.Log) *Guard {
 		known:     limit{period: time.Minute},
 		retried:   limit{period: time.Hour},
 		events:    limit{period: time.Minute},
-		repeats:   repeats{of: make(map[string]*repeated)},
+		repeats:   repeats{of: make(map[string]*repeated), tenants: make(map[authz.TenantID]int)},
 	}
 }
 
@@ -216,7 +216,7 @@ func (g *Guard) RecordRepeated(ctx context.Context, e audit.Event) error {
 	}
 	err := g.Record(ctx, standingFor(e, n))
 	if err != nil {
-		g.repeats.undo(key, n-1) // the caller gets no answer
+		g.repeats.undo(key, e, n-1) // the caller gets no answer
 	}
 	return err
 }

@@ -7,16 +7,21 @@ import (
 	"time"
 
 	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
 )
 
-// maxRepeats is the highest number of events whose repetitions are counted at the same time. Each event
-// beyond them has an entry of its own.
-const maxRepeats = 10_000
+// These are the highest numbers of events whose repetitions are counted at the same time. Each event beyond them
+// has an entry of its own. No tenant takes the room of all.
+const (
+	maxRepeats         = 10_000
+	maxRepeatsOfTenant = 2_000
+)
 
 // repeats counts the repetitions of events in an hour.
 type repeats struct {
-	mu sync.Mutex
-	of map[string]*repeated
+	mu      sync.Mutex
+	of      map[string]*repeated
+	tenants map[authz.TenantID]int // events of each tenant
 }
 
 // repeated is an event that has an entry in an hour.
@@ -39,11 +44,11 @@ func (r *repeats) begin(key string, e audit.Event, hour time.Time) (n int, count
 	defer r.mu.Unlock()
 	known := r.of[key]
 	switch {
-	case known == nil && len(r.of) >= maxRepeats:
+	case known == nil && (len(r.of) >= maxRepeats || r.tenants[e.Principal.Tenant] >= maxRepeatsOfTenant):
 		return 1, false
 	case known == nil:
 		known = &repeated{}
-		r.of[key] = known
+		r.add(key, e.Principal.Tenant, known)
 	case known.hour.Equal(hour):
 		known.last = e
 		known.count++
@@ -56,13 +61,21 @@ func (r *repeats) begin(key string, e audit.Event, hour time.Time) (n int, count
 
 // undo takes back an entry that could not be written: the next event tries again. It keeps what was only
 // counted.
-func (r *repeats) undo(key string, counted int) {
+func (r *repeats) undo(key string, e audit.Event, counted int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if known := r.of[key]; known != nil {
-		known.hour = time.Time{}
-		known.count += counted
+	known := r.of[key]
+	if known == nil { // the hour has ended meanwhile
+		known = &repeated{last: e}
+		r.add(key, e.Principal.Tenant, known)
 	}
+	known.hour = time.Time{}
+	known.count += counted
+}
+
+func (r *repeats) add(key string, tenant authz.TenantID, known *repeated) {
+	r.of[key] = known
+	r.tenants[tenant]++
 }
 
 // take removes the events of earlier hours, or all, and returns those that need an entry.
@@ -78,6 +91,11 @@ func (r *repeats) take(hour time.Time, all bool) map[string]*repeated {
 			due[key] = known
 		}
 		delete(r.of, key)
+		if tenant := known.last.Principal.Tenant; r.tenants[tenant] > 1 {
+			r.tenants[tenant]--
+		} else {
+			delete(r.tenants, tenant)
+		}
 	}
 	return due
 }
@@ -89,6 +107,6 @@ func (r *repeats) giveBack(key string, taken *repeated) {
 	if known := r.of[key]; known != nil {
 		known.count += taken.count
 	} else {
-		r.of[key] = taken
+		r.add(key, taken.last.Principal.Tenant, taken)
 	}
 }

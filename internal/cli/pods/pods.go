@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -142,15 +143,15 @@ func (f *agentFlags) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	a, err := agent.New(agent.Config{
-		Server: server, TokenFile: f.tokenFile, Plan: plan, Dir: f.into, Logger: slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil)),
-	})
+	limited, end := logs.Limit(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
+	defer end()
+	a, err := agent.New(agent.Config{Server: server, TokenFile: f.tokenFile, Plan: plan, Dir: f.into, Logger: slog.New(limited)})
 	if err != nil {
 		return err
 	}
 	defer a.Close()
-	limited, cancel := context.WithTimeout(cmd.Context(), f.timeout)
-	err = a.Write(limited)
+	first, cancel := context.WithTimeout(cmd.Context(), f.timeout)
+	err = a.Write(first)
 	cancel()
 	if err != nil || f.once {
 		return err
@@ -175,7 +176,7 @@ func (f *agentFlags) follow(ctx context.Context, a *agent.Agent, path string, ar
 			}
 		})
 	}()
-	status, err := agent.Run(ctx, path, args, changed, r)
+	status, err := agent.Run(ctx, agent.Command{Path: path, Args: args, Env: withoutKey(os.Environ())}, changed, r)
 	stop()
 	<-ended
 	if err == nil && status != 0 {
@@ -187,6 +188,12 @@ func (f *agentFlags) follow(ctx context.Context, a *agent.Agent, path string, ar
 // signals are those that programs take for a change of their files, by the names that shells give them.
 var signals = map[string]syscall.Signal{
 	"HUP": syscall.SIGHUP, "INT": syscall.SIGINT, "QUIT": syscall.SIGQUIT, "TERM": syscall.SIGTERM, "USR1": syscall.SIGUSR1, "USR2": syscall.SIGUSR2,
+}
+
+// withoutKey returns an environment without the API key: the program is to have the files, and not all that the key
+// opens.
+func withoutKey(environment []string) []string {
+	return slices.DeleteFunc(environment, func(variable string) bool { return strings.HasPrefix(variable, command.KeyVariable+"=") })
 }
 
 // command checks COMMAND and --on-change. path is empty without a command.

@@ -9,6 +9,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/gin-gonic/gin"
+	"golang.org/x/sync/semaphore"
 
 	api "github.com/latticekeep/latticekeep/api/openapi/v2"
 	"github.com/latticekeep/latticekeep/internal/audit"
@@ -28,7 +29,9 @@ const (
 	waitsOfAll    = 1024
 
 	waitLook  = time.Second     // pause between two looks at the version
-	waitCheck = 5 * time.Second // pause between two looks at the caller
+	waitCheck = 5 * time.Second // pause between two looks at the caller, and at what the name leads to
+
+	looksAtOnce = 16 // looks in all; a wait that finds no room looks a second later
 )
 
 // reads answers reads of values.
@@ -36,10 +39,11 @@ type reads struct {
 	vault *vault.Vault
 	guard *guard.Guard
 	waits *gate.Places
+	looks *semaphore.Weighted
 }
 
 func newReads(v *vault.Vault, g *guard.Guard) *reads {
-	return &reads{v, g, gate.NewPlaces(waitsOfCaller, waitsOfTenant, waitsOfAll)}
+	return &reads{v, g, gate.NewPlaces(waitsOfCaller, waitsOfTenant, waitsOfAll), semaphore.NewWeighted(looksAtOnce)}
 }
 
 // answer answers a read with the values, or with 304 if the caller has the current version. With wait, it delays the
@@ -56,7 +60,8 @@ func (a *reads) answer(c *gin.Context, r vault.Reference, ifNoneMatch *string, w
 		}
 		w := waiting{reads: a, c: c, call: call, r: r, tags: vault.Condition(*ifNoneMatch)}
 		if wait == nil {
-			return w.now(ctx, false)
+			answer, _, err := w.now(ctx, false)
+			return answer, err
 		}
 		return w.begin(ctx, time.Duration(*wait)*time.Second)
 	})
@@ -72,15 +77,16 @@ type waiting struct {
 }
 
 // now answers with the values, or with 304 if the caller has them.
-func (w *waiting) now(ctx context.Context, waits bool) (any, error) {
-	tag, err := w.vault.FindHeld(ctx, w.call.Principal(), w.r, w.tags, waits)
+func (w *waiting) now(ctx context.Context, waits bool) (answer any, held *vault.Held, err error) {
+	held, err = w.vault.FindHeld(ctx, w.call.Principal(), w.r, w.tags, waits)
 	switch {
 	case err != nil:
-		return nil, err
-	case tag != "":
-		return gate.NotModified{EntityTag: tag}, nil
+		return nil, nil, err
+	case held != nil:
+		return gate.NotModified{EntityTag: held.EntityTag}, held, nil
 	}
-	return unsealed(w.c)(w.vault.Read(ctx, w.call.Principal(), w.r))
+	answer, err = unsealed(w.c)(w.vault.Read(ctx, w.call.Principal(), w.r))
+	return answer, nil, err
 }
 
 // begin is now, but it waits for another version before it answers with 304.
@@ -93,20 +99,24 @@ func (w *waiting) begin(ctx context.Context, most time.Duration) (any, error) {
 		end()
 		return nil, cmp.Or(w.guard.RecordAttemptOncePerMinute(ctx, w.call.Principal(), authz.UnsealCredential, audit.Failure, "too_many_waits"), err)
 	}
-	done := func() { end(); release() }
-	answer, err := w.now(ctx, true)
-	held, ok := answer.(gate.NotModified)
-	if err != nil || !ok {
-		done()
+	done, waits := func() { end(); release() }, false
+	defer func() {
+		if !waits { // also after a panic
+			done()
+		}
+	}()
+	answer, held, err := w.now(ctx, true)
+	if err != nil || held == nil {
 		return answer, err
 	}
+	waits = true
 	return gate.Later{
 		Wait: func(ctx context.Context) error {
 			defer done()
 			ctx, cancel := context.WithTimeout(ctx, most)
 			defer cancel()
 			defer context.AfterFunc(ended, cancel)()
-			return w.untilChanged(ctx)
+			return w.untilChanged(ctx, held.ID)
 		},
 		// The caller may have lost its rights meanwhile. The entry of the start stands for a 304.
 		Then: func(ctx context.Context) (any, error) {
@@ -118,16 +128,17 @@ func (w *waiting) begin(ctx context.Context, most time.Duration) (any, error) {
 			case err != nil:
 				return nil, err
 			case same:
-				return held, nil
+				return answer, nil
 			}
 			return unsealed(w.c)(w.vault.Read(ctx, w.call.Principal(), w.r))
 		},
 	}, nil
 }
 
-// untilChanged returns when the caller has not the newest version any more, or at the end of ctx. Error: the
-// caller may not read any more, or the store cannot be read.
-func (w *waiting) untilChanged(ctx context.Context) error {
+// untilChanged returns when the caller has not the newest version any more, or at the end of ctx. It looks at the
+// credential by its id, which is cheaper, and now and then at what the name leads to. An outage does not end the
+// wait. Error: the caller may not read any more.
+func (w *waiting) untilChanged(ctx context.Context, id string) error {
 	look, check := time.NewTicker(waitLook), time.NewTicker(waitCheck)
 	defer look.Stop()
 	defer check.Stop()
@@ -136,28 +147,43 @@ func (w *waiting) untilChanged(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-check.C:
-			if err := w.still(ctx); err != nil && ctx.Err() == nil {
+			if err := w.still(ctx); err != nil && !errors.Is(err, fault.Unavailable) && ctx.Err() == nil {
 				return err
 			}
-		case <-look.C:
-			same, err := w.vault.IsHeld(ctx, w.call.Principal(), w.r, w.tags)
-			if ctx.Err() != nil {
+			if w.isOther(ctx, w.r) {
 				return nil
 			}
-			if err != nil || !same {
-				return err
+		case <-look.C:
+			if w.isOther(ctx, vault.ByID(id)) {
+				return nil
 			}
 		}
 	}
 }
 
+// isOther reports whether a look finds another version, or none.
+func (w *waiting) isOther(ctx context.Context, r vault.Reference) bool {
+	if !w.looks.TryAcquire(1) {
+		return false
+	}
+	defer w.looks.Release(1)
+	same, err := w.vault.IsHeld(ctx, w.call.Principal(), r, w.tags)
+	return err == nil && !same
+}
+
 // still looks the caller up again. A refusal has its entry.
 func (w *waiting) still(ctx context.Context) error {
 	err := w.call.Still(ctx, w.c)
-	if errors.Is(err, fault.Forbidden) {
-		return cmp.Or(w.guard.RecordAttempt(ctx, w.call.Principal(), authz.UnsealCredential, audit.Denied, string(authz.MissingScope)), err)
+	reason := ""
+	switch {
+	case errors.Is(err, fault.Forbidden):
+		reason = string(authz.MissingScope)
+	case errors.Is(err, fault.Unauthenticated):
+		reason = "caller_ended" // the key was revoked, or the token has expired
+	default:
+		return err
 	}
-	return err
+	return cmp.Or(w.guard.RecordAttempt(ctx, w.call.Principal(), authz.UnsealCredential, audit.Denied, reason), err)
 }
 
 // unsealed returns the function that answers an unsealed credential, with its entity tag.
