@@ -43,6 +43,39 @@ func TestTheOperatorReadsCredentials(t *testing.T) {
 		s.awaitFailure("unknown", "unknown key")
 	})
 
+	// The operator may read twice, so the credential has more values than that.
+	s.step("the log entries of a refresh", func() {
+		id := s.put("shop%2Ffive", `{"a":"1","b":"1","c":"1","d":"1","e":"1"}`)
+		entries := func() int { return len(s.Entries("event_type=CREDENTIAL_UNSEALED&limit=100&resource_id=" + id)) }
+		s.apply(database, "name: database", "name: five", "shop/database", "shop/five")
+		s.awaitSecret("five", "a=1;b=1;c=1;d=1;e=1;")
+		if n := entries(); n < 1 || n > 2 {
+			s.t.Errorf("an extract made %d entries", n)
+		}
+		s.kubectl("", "--namespace", "shop", "delete", "externalsecret", "five")
+
+		before, items := entries(), ""
+		for _, key := range []string{"a", "b", "c", "d", "e"} {
+			items += "  - secretKey: " + key + "\n    remoteRef: {key: shop/five, property: " + key + "}\n"
+		}
+		object, _, _ := strings.Cut(chosen, "  - secretKey")
+		s.apply(object+items, "database-url", "five-items")
+		s.awaitSecret("five-items", "a=1;b=1;c=1;d=1;e=1;")
+		if n := entries() - before; n < 5 {
+			s.t.Errorf("five items made %d entries", n)
+		}
+	})
+
+	s.step("a version", func() {
+		s.apply(chosen, "database-url", "versioned", "property: password", "property: password, version: '1'")
+		s.awaitSecret("versioned", "DB_PASSWORD=second;")
+	})
+
+	s.step("a search", func() {
+		s.apply(database, "name: database", "name: found", "extract: {key: shop/database}", "find: {name: {regexp: .*}}")
+		s.awaitFailure("found", "not implemented")
+	})
+
 	// Names and keys that would mean something else in a URL, or in a path of JSON.
 	s.step("any name", func() {
 		const path = "'shop/two words+%?#é'"
@@ -100,6 +133,27 @@ func TestTheOperatorReadsCredentials(t *testing.T) {
 		s.refresh("gone")
 		s.awaitFailure("gone", "403 Forbidden")
 		s.wantSecret("gone", "password=gone;")
+	})
+
+	// Only a wrong path in the URL has this answer.
+	s.step("a 404", func() {
+		s.apply(store, "name: latticekeep\n  namespace", "name: misdirected\n  namespace", "/vault/by-name/", "/vaults/by-name/")
+		for name, policy := range map[string]string{"retained": "Retain", "deleted": "Delete"} {
+			replacements := []string{"name: database\n  namespace", "name: " + name + "\n  namespace", "target: {name: database}", "target: {name: " + name + ", deletionPolicy: " + policy + "}"}
+			s.apply(database, replacements...)
+			s.awaitSecret(name, "password=second;")
+			s.apply(database, append(replacements, "{name: latticekeep}", "{name: misdirected}")...)
+		}
+		s.awaitFailure("retained", "Secret does not exist")
+		s.wantSecret("retained", "password=second;username=app;")
+		s.await("NotFound", "--namespace", "shop", "get", "secret", "deleted")
+	})
+
+	// The control plane here collects no garbage, which is what deletes the Secret.
+	s.step("the owner of a Secret", func() {
+		if owner := s.kubectl("", "--namespace", "shop", "get", "secret", "database", "--output", "jsonpath={.metadata.ownerReferences[*].kind}/{.metadata.ownerReferences[*].name}"); owner != "ExternalSecret/database" {
+			s.t.Errorf("the Secret's owner is %s", owner)
+		}
 	})
 
 	// The namespace of the ExternalSecret is the first segment of the path, and nothing leaves it.
