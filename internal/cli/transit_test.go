@@ -58,6 +58,9 @@ cp stdout signatures.json
 stdin data
 latticekeep verify --signatures signatures.json
 stdout '^valid$'
+stdin data
+latticekeep sign --jws
+stdout '^eyJ[-_A-Za-z0-9]+\.[-_A-Za-z0-9]+\.[-_A-Za-z0-9]+\n$'
 stdin other
 ! latticekeep verify --signatures signatures.json
 stderr 'not valid'

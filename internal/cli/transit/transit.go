@@ -7,6 +7,7 @@ package transit
 
 import (
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -137,12 +138,18 @@ and print the text as it was. The API key needs the scope crypto:decrypt.`,
 
 func newSignCommand() *cobra.Command {
 	var r command.Server
+	var asJWS bool
 	cmd := &cobra.Command{
-		Example: `  latticekeep sign <orders.csv >orders.sig`,
-		Use:     "sign",
-		Short:   "Sign standard input",
+		Example: `  latticekeep sign <orders.csv >orders.sig
+  latticekeep sign --jws <release.json >release.jws`,
+		Use:   "sign",
+		Short: "Sign standard input",
 		Long: `Sign text from standard input with ML-DSA-65 and HMAC-SHA-512, and print both
-signatures as JSON. The API key needs the scope crypto:sign.`,
+signatures as JSON. The API key needs the scope crypto:sign.
+
+With --jws the output is one JSON Web Signature (RFC 7515) with ML-DSA-65 (RFC 9964), which has the text
+in it. Any tool that knows RFC 9964 verifies it with a key of GET /api/v2/encryption/public-key, without this
+server. The API key then also needs the scope that reads those keys, crypto:verify.`,
 		Args: noData,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := r.Client()
@@ -153,6 +160,14 @@ signatures as JSON. The API key needs the scope crypto:sign.`,
 			if err != nil {
 				return err
 			}
+			if asJWS {
+				compact, err := signJWS(cmd.Context(), c, data)
+				if err != nil {
+					return fmt.Errorf("signing: %w", err)
+				}
+				_, err = fmt.Fprintln(cmd.OutOrStdout(), compact)
+				return err
+			}
 			answer, err := c.SignData(cmd.Context(), v2.SignRequest{Data: data})
 			if err != nil {
 				return fmt.Errorf("signing: %w", err)
@@ -161,7 +176,41 @@ signatures as JSON. The API key needs the scope crypto:sign.`,
 		},
 	}
 	r.RegisterConnection(cmd)
+	cmd.Flags().BoolVar(&asJWS, "jws", false, "print a JSON Web Signature, which other tools verify")
 	return cmd
+}
+
+// signJWS returns a JSON Web Signature in the compact serialization (RFC 7515 §7.1) with the algorithm
+// ML-DSA-65 (RFC 9964 §4), which has the empty context, as the signatures of the server have. The private key
+// stays in the server.
+func signJWS(ctx context.Context, c *client.V2, payload string) (string, error) {
+	keys, err := c.ListPublicKeys(ctx)
+	if err != nil {
+		return "", fmt.Errorf("reading the public keys: %w", err)
+	}
+	if len(keys.Keys) == 0 {
+		return "", errors.New("the tenant has no signing key")
+	}
+	for id := keys.Keys[0].Kid; ; { // the newest; a rotation may come before the signature
+		header, err := json.Marshal(map[string]string{"alg": "ML-DSA-65", "kid": id})
+		if err != nil {
+			return "", err
+		}
+		input := base64.RawURLEncoding.EncodeToString(header) + "." + base64.RawURLEncoding.EncodeToString([]byte(payload))
+		answer, err := c.SignData(ctx, v2.SignRequest{Data: input})
+		if err != nil {
+			return "", err
+		}
+		if answer.KeyId != id {
+			id = answer.KeyId
+			continue
+		}
+		signature, err := base64.StdEncoding.DecodeString(answer.PqcSignature)
+		if err != nil {
+			return "", errors.New("the server's signature is not base64")
+		}
+		return input + "." + base64.RawURLEncoding.EncodeToString(signature), nil
+	}
 }
 
 func newVerifyCommand() *cobra.Command {
