@@ -334,7 +334,7 @@ func (s *Server) observe(c *gin.Context) {
 	defer func() {
 		method, route, status := knownMethod(c.Request.Method), routeOf(c), c.Writer.Status()
 		took := s.config.Now().Sub(start)
-		s.metrics.observe(method, route, status, took-gate.WaitedFor(c))
+		s.metrics.observe(method, route, status, max(0, took-gate.WaitedFor(c)))
 		reason := reasonOf(c, status)
 		if reason != "" && !operational(route) {
 			s.metrics.unavailable.WithLabelValues(string(reason)).Inc()

@@ -57,8 +57,9 @@ func TestAgentWritesFilesWithAnAPIKey(t *testing.T) {
 	if err := agent("--", "sh", "-c", `test "$(cat "$0")" = 'db://u:s3cret@db' && exit 7`, filepath.Join(dir, "url")); ExitStatus(err) != 7 {
 		t.Error("the command's status:", err)
 	}
-	if err := agent("--", "true"); err != nil {
-		t.Error(err)
+	t.Setenv("LATTICEKEEP_API_KEY", s.Key)
+	if err := agent("--", "sh", "-c", `test -z "$LATTICEKEEP_API_KEY" && test -n "$PATH"`); err != nil {
+		t.Error("the command has the API key:", err)
 	}
 	for text, c := range map[string]struct {
 		plan   string
