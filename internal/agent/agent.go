@@ -2,7 +2,7 @@
 //
 // An [Agent] reads over REST as the ServiceAccount of a token or with an API key, writes files into a folder in
 // memory, and waits for the next version of each credential. It never takes a file away because it can read
-// no more: what is there stays until there is something newer.
+// no more: each file stays until there is a newer one.
 package agent
 
 import (
@@ -24,12 +24,12 @@ import (
 )
 
 const (
-	waiting   = 4                // credentials that are waited for; the server allows no more
-	waitTime  = 55               // seconds of a wait
-	pollPause = time.Minute      // between reads of the other credentials
-	busyPause = 10 * time.Minute // for which such reads stand in for a wait that the server had no place for
-	firstWait = time.Second      // pause after a failure, and twice as long after each further one
-	lastWait  = 30 * time.Second // longest such pause
+	maxWaits    = 4                // credentials that are waited for; the server allows no more
+	waitSeconds = 55               // seconds of a wait
+	pollPause   = time.Minute      // between reads of the other credentials
+	busyPause   = 10 * time.Minute // for which such reads stand in for a wait that the server had no place for
+	firstPause  = time.Second      // pause after a failure, and twice as long after each further one
+	lastPause   = 30 * time.Second // longest such pause
 
 	// A wait ends sooner when the server stops or needs the place, or when a proxy takes the wait away. The next one
 	// begins after a pause then, as after a failure.
@@ -66,6 +66,7 @@ func New(c Config) (*Agent, error) {
 		err = syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 	}
 	if err != nil {
+		_ = lock.Close() // does nothing without a file
 		_ = dir.Close()
 		if errors.Is(err, syscall.EWOULDBLOCK) {
 			err = errors.New("another agent writes there: give each its own")
@@ -109,7 +110,7 @@ func (a *Agent) Write(ctx context.Context) error {
 
 // retry calls do until it succeeds, fails for good, or ctx ends. It returns the last error of do.
 func (a *Agent) retry(ctx context.Context, do func() error) error {
-	for pause := firstWait; ; pause = min(2*pause, lastWait) {
+	for pause := firstPause; ; pause = min(2*pause, lastPause) {
 		err := do()
 		if err == nil || !errors.Is(err, fault.Unavailable) && !errors.Is(err, fault.Exhausted) || ctx.Err() != nil {
 			return err
@@ -151,14 +152,14 @@ func (a *Agent) write(of map[string]delivery.Credential) error {
 func (a *Agent) Follow(ctx context.Context, changed func()) {
 	var all sync.WaitGroup
 	for i, name := range a.c.Plan.Credentials() {
-		all.Go(func() { a.follow(ctx, name, i < waiting, changed) })
+		all.Go(func() { a.follow(ctx, name, i < maxWaits, changed) })
 	}
 	all.Wait()
 }
 
 // follow follows one credential. It logs the first of the same failures in a row, and that they are over.
 func (a *Agent) follow(ctx context.Context, name string, waits bool, changed func()) {
-	pause, said := firstWait, ""
+	pause, said := firstPause, ""
 	var busy time.Time // until then the server has no place for a wait
 	stale := false     // the newest version is not in the files, also while there is none after it
 	for ctx.Err() == nil {
@@ -183,14 +184,14 @@ func (a *Agent) follow(ctx context.Context, name string, waits bool, changed fun
 		}
 		switch {
 		case err == nil:
-			pause = firstWait
+			pause = firstPause
 			a.c.Logger.Info("wrote a new version", "credential", name, "version", next.Version)
 			changed()
 			continue
 		case readable && !waits:
 			pause = pollPause
 		case readable && time.Since(begun) >= shortestWait:
-			pause = firstWait
+			pause = firstPause
 			continue
 		case !readable:
 			if text := textOf(err); text != said {
@@ -201,7 +202,7 @@ func (a *Agent) follow(ctx context.Context, name string, waits bool, changed fun
 		if !sleep(ctx, pause) {
 			return
 		}
-		pause = min(2*pause, lastWait)
+		pause = min(2*pause, lastPause)
 	}
 }
 
@@ -221,7 +222,7 @@ func (a *Agent) next(ctx context.Context, name string, waits bool) (delivery.Cre
 	a.mu.Unlock()
 	options := []client.CallOption{client.OtherThan(had.Tag)}
 	if waits {
-		options = append(options, client.Wait(waitTime))
+		options = append(options, client.Wait(waitSeconds))
 	}
 	next, err := a.read(ctx, name, options...)
 	if err == nil && next.ID == had.ID && next.Version == had.Version {

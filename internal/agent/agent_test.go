@@ -3,7 +3,6 @@ package agent_test
 import (
 	"bytes"
 	"context"
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -23,12 +22,8 @@ import (
 	"github.com/latticekeep/latticekeep/internal/agent"
 	"github.com/latticekeep/latticekeep/internal/delivery"
 	"github.com/latticekeep/latticekeep/internal/fault"
-	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/test/servertest"
 )
-
-// ordersToken is the token of a pod with the ServiceAccount shop/orders.
-var ordersToken = "eyJhbGciOiJSUzI1NiIsImtpZCI6ImsifQ." + base64.RawURLEncoding.EncodeToString([]byte(`{"sub":"system:serviceaccount:shop:orders"}`)) + ".c2ln"
 
 // pod is a pod with an agent.
 type pod struct {
@@ -44,9 +39,8 @@ type pod struct {
 func newPod(t *testing.T, url, files string) *pod {
 	p := &pod{Service: servertest.Start(t), dir: t.TempDir(), tokenFile: filepath.Join(t.TempDir(), "token"), logged: new(servertest.Buffer)}
 	p.pods = p.UsePods(p.Tenant)
-	p.pods.Accounts[ordersToken] = identity.ServiceAccount{Cluster: "cluster", Namespace: "shop", NamespaceUID: "shop-uid", Name: "orders", UID: "account-orders", Pod: "pod-orders"}
 	p.pods.Allow(servertest.AllowOnly("unseal"))
-	must(t, os.WriteFile(p.tokenFile, []byte(ordersToken+"\n"), 0o600))
+	must(t, os.WriteFile(p.tokenFile, []byte(servertest.OrdersToken+"\n"), 0o600))
 	if url == "" {
 		url = p.URL
 	}
@@ -178,7 +172,7 @@ func TestFilesStayWhileNothingCanBeRead(t *testing.T) {
 	if got := p.read(t, "db/user"); got != "u2" {
 		t.Error(got)
 	}
-	if text := p.logged.String(); strings.Count(text, "lacks unseal") != 1 || strings.Count(text, "can be read again") != 1 || strings.Contains(text, ordersToken) {
+	if text := p.logged.String(); strings.Count(text, "lacks unseal") != 1 || strings.Count(text, "can be read again") != 1 || strings.Contains(text, servertest.OrdersToken) {
 		t.Error(text)
 	}
 }
@@ -341,7 +335,7 @@ func TestAnAgentWithoutAPlaceReadsAllTheSame(t *testing.T) {
 	refused := make(chan struct{}, 5)
 	for range 5 {
 		waits.Go(func() {
-			if _, err := server.Read(ctx, ordersToken, "other", client.OtherThan("*"), client.Wait(55)); errors.Is(err, fault.Exhausted) {
+			if _, err := server.Read(ctx, servertest.OrdersToken, "other", client.OtherThan("*"), client.Wait(55)); errors.Is(err, fault.Exhausted) {
 				refused <- struct{}{}
 			}
 		})

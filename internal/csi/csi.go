@@ -44,9 +44,9 @@ const (
 	mountTimeout   = 45 * time.Second // less than the two minutes of the kubelet, which tries again
 	endTimeout     = 5 * time.Second
 
-	// usualMode lets a container read that runs as another user than root, to whom the driver gives the files.
+	// defaultMode lets a container read that runs as another user than root, to whom the driver gives the files.
 	// Only the containers that mount the volume see it.
-	usualMode = fs.FileMode(0o444)
+	defaultMode = fs.FileMode(0o444)
 )
 
 // Config configures [Serve].
@@ -106,21 +106,27 @@ func (p provider) Mount(ctx context.Context, r *v1alpha1.MountRequest) (*v1alpha
 	ctx, cancel := context.WithTimeout(ctx, mountTimeout)
 	defer cancel()
 	m, err := parse(r)
-	if err == nil && p.mounts.Acquire(ctx, 1) != nil {
-		err = fault.New(fault.Unavailable, "too many volumes are mounted on this node at the same time")
-	} else if err == nil {
-		defer p.mounts.Release(1)
-		var answer *v1alpha1.MountResponse
-		if answer, err = m.mount(ctx, p.c.Server); err == nil {
-			if len(answer.GetFiles()) == 0 {
-				return answer, nil // one of many polls
-			}
-			p.c.Logger.Info("mounted", "namespace", m.namespace, "pod", m.pod, "credentials", m.plan.Credentials(), "files", len(answer.GetFiles()))
-			return answer, nil
-		}
+	var answer *v1alpha1.MountResponse
+	if err == nil {
+		answer, err = p.inTurn(ctx, m)
 	}
-	p.c.Logger.Warn("not mounted", "namespace", m.namespace, "pod", m.pod, "error", fault.Message(err))
-	return nil, status.Error(codeOf(err), fault.Message(err))
+	switch {
+	case err != nil:
+		p.c.Logger.Warn("not mounted", "namespace", m.namespace, "pod", m.pod, "error", fault.Message(err))
+		return nil, status.Error(codeOf(err), fault.Message(err))
+	case len(answer.GetFiles()) > 0: // and not one of many polls
+		p.c.Logger.Info("mounted", "namespace", m.namespace, "pod", m.pod, "credentials", m.plan.Credentials(), "files", len(answer.GetFiles()))
+	}
+	return answer, nil
+}
+
+// inTurn carries out a request when there are few others.
+func (p provider) inTurn(ctx context.Context, m mount) (*v1alpha1.MountResponse, error) {
+	if p.mounts.Acquire(ctx, 1) != nil {
+		return nil, fault.New(fault.Unavailable, "too many volumes are mounted on this node at the same time")
+	}
+	defer p.mounts.Release(1)
+	return m.mount(ctx, p.c.Server)
 }
 
 // zeroing overwrites the values of an answer once it is encoded. What gRPC sends is a copy, which nothing here can reach.
@@ -179,7 +185,7 @@ func parse(r *v1alpha1.MountRequest) (m mount, err error) {
 			return m, fault.New(fault.Invalid, fmt.Sprintf("spec.parameters.%s of the SecretProviderClass is not known: there is only %s", name, parameter))
 		}
 	}
-	if m.plan, err = delivery.Parse(given[parameter], usualMode); err != nil {
+	if m.plan, err = delivery.Parse(given[parameter], defaultMode); err != nil {
 		return m, fault.Wrap(fault.Invalid, "spec.parameters of the SecretProviderClass: "+fault.Message(err), err)
 	}
 	digest := sha256.Sum256([]byte(given[parameter]))
@@ -220,7 +226,7 @@ func (m mount) mount(ctx context.Context, server *delivery.Server) (*v1alpha1.Mo
 	}
 	defer func() {
 		for _, v := range values {
-			delivery.Credential{Values: v}.Zero()
+			secret.ZeroAll(v)
 		}
 	}()
 	var unchanged []string

@@ -3,7 +3,6 @@ package csi_test
 import (
 	"bytes"
 	"context"
-	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"log/slog"
@@ -22,12 +21,8 @@ import (
 	"github.com/latticekeep/latticekeep/api/client"
 	"github.com/latticekeep/latticekeep/internal/csi"
 	"github.com/latticekeep/latticekeep/internal/delivery"
-	"github.com/latticekeep/latticekeep/internal/identity"
 	"github.com/latticekeep/latticekeep/test/servertest"
 )
-
-// ordersToken is the token of a pod with the ServiceAccount shop/orders.
-var ordersToken = "eyJhbGciOiJSUzI1NiIsImtpZCI6ImsifQ." + base64.RawURLEncoding.EncodeToString([]byte(`{"sub":"system:serviceaccount:shop:orders"}`)) + ".c2ln"
 
 // driver calls a provider as the driver does.
 type driver struct {
@@ -42,7 +37,6 @@ type driver struct {
 func start(t *testing.T, url string) *driver {
 	d := &driver{Service: servertest.Start(t), logged: new(bytes.Buffer)}
 	d.pods = d.UsePods(d.Tenant)
-	d.pods.Accounts[ordersToken] = identity.ServiceAccount{Cluster: "cluster", Namespace: "shop", NamespaceUID: "shop-uid", Name: "orders", UID: "account-orders", Pod: "pod-orders"}
 	d.pods.Allow(servertest.AllowOnly("unseal"))
 	if url == "" {
 		url = d.URL
@@ -92,7 +86,7 @@ func request(t *testing.T, plan, token string, had []*v1alpha1.ObjectVersion) *v
 
 func (d *driver) mount(t *testing.T, plan string, had []*v1alpha1.ObjectVersion) *v1alpha1.MountResponse {
 	t.Helper()
-	answer, err := d.provider.Mount(t.Context(), request(t, plan, ordersToken, had))
+	answer, err := d.provider.Mount(t.Context(), request(t, plan, servertest.OrdersToken, had))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -157,16 +151,16 @@ func TestAnAnswerHasAllFilesOrNone(t *testing.T) {
 	}
 }
 
-// What is not there and what is not permitted are one text, which says what to do.
+// A missing credential and a forbidden one have the same text, which says what to do.
 func TestADenialIsOneText(t *testing.T) {
 	d := start(t, "")
-	missing, err := d.provider.Mount(t.Context(), request(t, files, ordersToken, nil))
+	missing, err := d.provider.Mount(t.Context(), request(t, files, servertest.OrdersToken, nil))
 	if missing != nil || status.Code(err) != codes.PermissionDenied {
 		t.Fatal(missing, err)
 	}
 	d.Seal("s3cret")
 	d.pods.Allow(servertest.AllowNothing)
-	_, denied := d.provider.Mount(t.Context(), request(t, files, ordersToken, nil))
+	_, denied := d.provider.Mount(t.Context(), request(t, files, servertest.OrdersToken, nil))
 	if denied == nil || denied.Error() != err.Error() || !strings.Contains(err.Error(), "ServiceAccount shop/orders lacks unseal on it: kubectl create role unseal-n-orders --namespace shop ") {
 		t.Errorf("%v\n%v", err, denied)
 	}
@@ -175,7 +169,7 @@ func TestADenialIsOneText(t *testing.T) {
 		t.Error(unknown)
 	}
 	d.end()
-	if text := d.logged.String(); strings.Contains(text, "s3cret") || strings.Contains(text, ordersToken) || !strings.Contains(text, "namespace=shop pod=orders-1") {
+	if text := d.logged.String(); strings.Contains(text, "s3cret") || strings.Contains(text, servertest.OrdersToken) || !strings.Contains(text, "namespace=shop pod=orders-1") {
 		t.Error(text)
 	}
 }
@@ -183,7 +177,7 @@ func TestADenialIsOneText(t *testing.T) {
 func TestARequestSaysWhatIsWrongWithIt(t *testing.T) {
 	d := start(t, "")
 	d.Seal("s3cret")
-	more := request(t, files, ordersToken, nil)
+	more := request(t, files, servertest.OrdersToken, nil)
 	more.Attributes = strings.Replace(more.Attributes, `"files"`, `"objects":"","files"`, 1)
 	for name, c := range map[string]struct {
 		request *v1alpha1.MountRequest
@@ -191,9 +185,9 @@ func TestARequestSaysWhatIsWrongWithIt(t *testing.T) {
 	}{
 		"no token":          {request(t, files, "", nil), "tokenRequests[0].audience=latticekeep"},
 		"another parameter": {more, "spec.parameters.objects"},
-		"no files":          {request(t, "", ordersToken, nil), "list of files is empty"},
-		"a path":            {request(t, "- {path: ../a, credential: n}", ordersToken, nil), "files[0].path"},
-		"another key":       {request(t, "- {path: a, credential: n, key: other}", ordersToken, nil), "has no value other; it has key"},
+		"no files":          {request(t, "", servertest.OrdersToken, nil), "list of files is empty"},
+		"a path":            {request(t, "- {path: ../a, credential: n}", servertest.OrdersToken, nil), "files[0].path"},
+		"another key":       {request(t, "- {path: a, credential: n, key: other}", servertest.OrdersToken, nil), "has no value other; it has key"},
 		"no JSON":           {&v1alpha1.MountRequest{Attributes: "a"}, "JSON"},
 	} {
 		_, err := d.provider.Mount(t.Context(), c.request)
@@ -203,10 +197,25 @@ func TestARequestSaysWhatIsWrongWithIt(t *testing.T) {
 	}
 }
 
+// The credentials of a volume have a bound, whatever little of them is in its files.
+func TestAVolumeReadsNoMoreThanItsBound(t *testing.T) {
+	d := start(t, "")
+	var plan strings.Builder
+	value := strings.Repeat("x", 250<<10)
+	for i := range 17 {
+		d.Post("/api/v2/vault/seal", fmt.Sprintf(`{"name":"c%d","credential_type":"t","values":{"large":%q,"small":"x"}}`, i, value)).Want(t, http.StatusCreated)
+		fmt.Fprintf(&plan, "- {path: f%d, credential: c%d, key: small}\n", i, i)
+	}
+	_, err := d.provider.Mount(t.Context(), request(t, plan.String(), servertest.OrdersToken, nil))
+	if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "divide them among several volumes") {
+		t.Error(err)
+	}
+}
+
 // A server that is down is named, and the kubelet tries again.
 func TestAServerThatIsDownIsNamed(t *testing.T) {
 	d := start(t, "http://127.0.0.1:1")
-	_, err := d.provider.Mount(t.Context(), request(t, files, ordersToken, nil))
+	_, err := d.provider.Mount(t.Context(), request(t, files, servertest.OrdersToken, nil))
 	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "http://127.0.0.1:1 does not answer: ") {
 		t.Error(err)
 	}

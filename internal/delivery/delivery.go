@@ -69,10 +69,10 @@ type listed struct {
 //	template    the file is this text with the values put in, see package compose
 //	encoding    of the values in the template: Text, URL or JSON
 //	format      env: the file is a .env file of all values
-//	mode        of the file, in octal; default usual
+//	mode        of the file, in octal; default defaultMode
 //
 // Errors are fault.Invalid, and name the entry, the field and the remedy.
-func Parse(text string, usual fs.FileMode) (Plan, error) {
+func Parse(text string, defaultMode fs.FileMode) (Plan, error) {
 	var list []listed
 	d := yaml.NewDecoder(strings.NewReader(text)) // takes a name such as on or no as it is written
 	d.KnownFields(true)
@@ -91,7 +91,7 @@ func Parse(text string, usual fs.FileMode) (Plan, error) {
 	var p Plan
 	paths := make(map[string]string)
 	for i, l := range list {
-		e, err := l.parse(fmt.Sprintf("files[%d]", i), usual)
+		e, err := l.parse(fmt.Sprintf("files[%d]", i), defaultMode)
 		if err != nil {
 			return Plan{}, err
 		}
@@ -106,8 +106,8 @@ func Parse(text string, usual fs.FileMode) (Plan, error) {
 	return p, nil
 }
 
-func (l listed) parse(label string, usual fs.FileMode) (entry, error) {
-	e := entry{label: label, path: l.Path, mode: usual, credential: l.Credential, key: l.Key, encoding: l.Encoding}
+func (l listed) parse(label string, defaultMode fs.FileMode) (entry, error) {
+	e := entry{label: label, path: l.Path, mode: defaultMode, credential: l.Credential, key: l.Key, encoding: l.Encoding}
 	if err := checkPath(l.Path); err != nil {
 		return e, invalid("%s.path: %v", label, err)
 	}

@@ -25,7 +25,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/secret"
 )
 
-// Audience is that of the tokens with which pods read.
+// Audience is the audience of the tokens with which pods read.
 const Audience = "latticekeep"
 
 // Server is a deployment from which credentials are read. It is safe for concurrent use.
@@ -94,15 +94,11 @@ type Credential struct {
 }
 
 // Zero overwrites the values.
-func (c Credential) Zero() {
-	for _, value := range c.Values {
-		value.Zero()
-	}
-}
+func (c Credential) Zero() { secret.ZeroAll(c.Values) }
 
 // Read reads a credential by its name, as the ServiceAccount of a token. With the token "", it uses the API key
-// that was given to [NewServer]. The error says what to do. It is
-// [client.ErrNotModified], fault.Forbidden, fault.Unauthenticated; or fault.Exhausted or fault.Unavailable, which may pass.
+// that was given to [NewServer]. Errors say what to do: [client.ErrNotModified], fault.Forbidden,
+// fault.Unauthenticated; fault.Exhausted and fault.Unavailable, which may pass.
 func (s *Server) Read(ctx context.Context, token, name string, options ...client.CallOption) (Credential, error) {
 	var c Credential
 	v2, err := s.connect()

@@ -26,3 +26,10 @@ func (Bytes) MarshalText() ([]byte, error) { return []byte(redacted), nil }
 
 // Zero overwrites the value.
 func (b Bytes) Zero() { clear(b) }
+
+// ZeroAll overwrites the values of a credential.
+func ZeroAll(values map[string]Bytes) {
+	for _, value := range values {
+		value.Zero()
+	}
+}

@@ -13,6 +13,7 @@ import (
 	"github.com/latticekeep/latticekeep/internal/audit/chain"
 	"github.com/latticekeep/latticekeep/internal/authz"
 	"github.com/latticekeep/latticekeep/internal/fault"
+	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/store"
 	"github.com/latticekeep/latticekeep/internal/vault/mac"
 	"github.com/latticekeep/latticekeep/internal/vault/record"
@@ -131,7 +132,7 @@ func (v *Vault) Adopt(ctx context.Context, p authz.Principal, uid string, o Obje
 	if err != nil {
 		return nil, err
 	}
-	defer zero(values)
+	defer secret.ZeroAll(values)
 	row := found.last.ownerRow
 	row.Credential, row.Version, row.Object, row.Bound, row.Previous = r.ID, r.Version, o, form != nil, nil
 	if found.last.UID != uid {

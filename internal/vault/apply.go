@@ -161,9 +161,9 @@ func (v *Vault) Generate(
 			return nil, err
 		}
 	}
-	defer zero(current)
+	defer secret.ZeroAll(current)
 	d.Values, err = produce(current)
-	defer zero(d.Values)
+	defer secret.ZeroAll(d.Values)
 	if err != nil {
 		return nil, fmt.Errorf("making values: %w", err)
 	}
@@ -278,7 +278,7 @@ func (v *Vault) Reencrypt(ctx context.Context, p authz.Principal, uid string, ex
 	if err != nil {
 		return nil, err
 	}
-	defer zero(values)
+	defer secret.ZeroAll(values)
 	r := newRecord(p.Tenant, old.ID, old.Version+1, old.CreatedAt, v.now(),
 		SealRequest{Name: old.Name, Type: old.Type, TTLDays: int(old.TTLDays)})
 	if err := r.Seal(keys, values); err != nil {
@@ -313,7 +313,7 @@ func (v *Vault) UnsealOwned(ctx context.Context, p authz.Principal, uid string, 
 	e := found.event(audit.CredentialUnsealed, p, v.now())
 	e.Attributes["purpose"] = "target"
 	if err := recordAccess(ctx, v.guard, e); err != nil {
-		zero(values)
+		secret.ZeroAll(values)
 		return nil, err
 	}
 	return values, nil

@@ -85,9 +85,3 @@ func (req ReplaceRequest) validate() error {
 func checkTTL(days int) error { return bounds.CheckTTL(cmp.Or(days, bounds.DefaultTTLDays)) }
 
 func invisible(r rune) bool { return r <= ' ' || r > '~' }
-
-func zero(values map[string]secret.Bytes) {
-	for _, value := range values {
-		value.Zero()
-	}
-}

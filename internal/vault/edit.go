@@ -132,7 +132,7 @@ func (v attempt) put(ctx context.Context, p authz.Principal, req PutRequest) (c 
 	if err != nil {
 		return Credential{}, false, err
 	}
-	zero(found.values)
+	secret.ZeroAll(found.values)
 	e := found.event(audit.CredentialSealed, p, now)
 	reason := e.Attributes[audit.AttributeReason]
 	created = !found.owned && (reason == reasonMissing || reason == reasonExpired)
@@ -228,7 +228,7 @@ func (v attempt) reencrypted(ctx context.Context, keys *keyring.Keys, current *r
 		var values map[string]secret.Bytes
 		if values, err = v.openRecord(ctx, keys, r); err == nil {
 			err = r.Seal(keys, values)
-			zero(values)
+			secret.ZeroAll(values)
 		}
 		if err != nil {
 			break

@@ -72,7 +72,7 @@ func TestAllThatIsNotThereIsOneCase(t *testing.T) {
 			_, err := f.vault.Read(t.Context(), f.a, ByVersion(id, 1))
 			return err
 		},
-		"FindHeld": func(id string) error { // as the endpoint goes on
+		"FindHeld": func(id string) error { // the endpoint then reads what is not held
 			held, err := f.vault.FindHeld(t.Context(), f.a, ByID(id), "*", false)
 			if held == nil && err == nil {
 				_, err = f.vault.Read(t.Context(), f.a, ByID(id))

@@ -33,32 +33,34 @@ type Reference struct {
 type referenceKind int
 
 const (
-	current referenceKind = iota
-	version
-	named
+	refersToCurrent referenceKind = iota
+	refersToVersion
+	refersToName
 )
 
 // ByID refers to the current version of a credential.
-func ByID(id string) Reference { return Reference{id: id, by: current} }
+func ByID(id string) Reference { return Reference{id: id, by: refersToCurrent} }
 
 // ByVersion refers to one version of a credential.
-func ByVersion(id string, n uint64) Reference { return Reference{id: id, version: n, by: version} }
+func ByVersion(id string, n uint64) Reference {
+	return Reference{id: id, version: n, by: refersToVersion}
+}
 
 // ByName refers to the current version of the credential with a name.
-func ByName(name string) Reference { return Reference{name: name, by: named} }
+func ByName(name string) Reference { return Reference{name: name, by: refersToName} }
 
 // Changes reports whether the reference leads to another version once there is one.
-func (r Reference) Changes() bool { return r.by != version }
+func (r Reference) Changes() bool { return r.by != refersToVersion }
 
 // Read returns a credential with its values. It verifies both signatures before it decrypts, and
 // records the read before it returns. Errors: fault.Forbidden for a credential that does not exist
 // for p, fault.Unavailable.
 //
 // By version there are the current one, those that a rule keeps, and the previous one until it ends:
-// ExpiresAt of the answer is then that end. By name it prefers a credential that an
-// object owns; for a ServiceAccount, only objects of its own namespace count. When no object has one, not
-// even an expired one, it takes a credential without an object. Among several active credentials it takes
-// the one created last. If more than 1000 are active, it compares only the 1000 that expire last.
+// ExpiresAt of the answer is then that end. By name it prefers a credential that an object owns; for a
+// ServiceAccount, only objects of its own namespace count. When no object has one, not even an expired one,
+// it takes a credential without an object. Among several active credentials it takes the one created last.
+// If more than 1000 are active, it compares only the 1000 that expire last.
 func (v *Vault) Read(ctx context.Context, p authz.Principal, r Reference) (Unsealed, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
@@ -80,7 +82,7 @@ func (v *Vault) Read(ctx context.Context, p authz.Principal, r Reference) (Unsea
 		err = recordAccess(ctx, v.guard, e)
 	}
 	if err != nil {
-		zero(found.values)
+		secret.ZeroAll(found.values)
 		return Unsealed{}, err
 	}
 	c := listing.CredentialOf(found.record, now, found.owned)
@@ -154,9 +156,9 @@ type finder struct {
 // finder finds what r names for a caller that reads.
 func (s recordStore) finder(p authz.Principal, r Reference, now time.Time) finder {
 	switch r.by {
-	case current:
+	case refersToCurrent:
 		return byID(authz.UnsealCredential, r.id)
-	case version:
+	case refersToVersion:
 		return s.byVersion(p.Tenant, r.id, r.version)
 	}
 	name := r.name

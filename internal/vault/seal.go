@@ -279,7 +279,7 @@ func (v attempt) change(ctx context.Context, p authz.Principal, id string, to ed
 	if err != nil {
 		return Credential{}, err
 	}
-	defer zero(found.values)
+	defer secret.ZeroAll(found.values)
 	if to.reads && found.record != nil && !p.Reaches(authz.UnsealCredential, found.record.Name) {
 		found.record, found.outside = nil, true
 	}
@@ -299,7 +299,7 @@ func (v attempt) change(ctx context.Context, p authz.Principal, id string, to ed
 	switch {
 	case to.version != 0:
 		next.Values, err = v.earlierValues(ctx, keys, p, old.ID, to.version, e)
-		defer zero(next.Values)
+		defer secret.ZeroAll(next.Values)
 	case to.values != nil:
 		next.Values, err = to.values(found.values)
 	}

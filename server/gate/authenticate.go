@@ -78,7 +78,8 @@ func (call *Call) lookUp(r *http.Request) (identity.Caller, error) {
 }
 
 // Still looks the caller up again and returns nil if a new request of it would still be permitted. From
-// then on the call has the rights that the caller has now. It counts and records nothing. Errors: fault.Unauthenticated, fault.Forbidden, fault.Unavailable.
+// then on the call has the rights that the caller has now. It counts and records nothing. Errors:
+// fault.Unauthenticated, fault.Forbidden, fault.Unavailable.
 func (call *Call) Still(ctx context.Context, c *gin.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, call.gate.config.Limits.Patience)
 	defer cancel()

@@ -9,7 +9,8 @@
 // defines the input of an operation; package authz defines what it requires of the caller.
 //
 // A call of a known principal leaves exactly one audit entry. The service that carried it out or
-// refused it writes the entry, or the gate does if the call never reached the service. The gate
+// refused it writes the entry, or the gate does if the call never reached the service. Repeated answers of
+// 304 are the exception: one entry an hour counts them. The gate
 // counts strangers by address and records them once a minute. It does the same, by UID, with
 // ServiceAccounts in what their cluster does not permit.
 //

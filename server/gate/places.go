@@ -15,9 +15,9 @@ import (
 type Places struct {
 	caller, tenant int
 
-	mu  sync.Mutex
-	of  map[holder]int
-	all *fair.Pool[authz.TenantID]
+	mu    sync.Mutex
+	taken map[holder]int
+	pool  *fair.Pool[authz.TenantID]
 }
 
 // holder is a caller of a tenant, or, without a caller, the tenant.
@@ -39,7 +39,7 @@ const (
 // NewPlaces returns so many places for each caller, for each tenant and for all. The pods of a
 // ServiceAccount are callers of their own.
 func NewPlaces(caller, tenant, all int) *Places {
-	return &Places{caller: caller, tenant: tenant, of: make(map[holder]int), all: fair.NewPool[authz.TenantID](int64(all), placeGrace)}
+	return &Places{caller: caller, tenant: tenant, taken: make(map[holder]int), pool: fair.NewPool[authz.TenantID](int64(all), placeGrace)}
 }
 
 // Take takes a place; release returns it. end is called if it must be released for another tenant. Errors:
@@ -52,7 +52,7 @@ func (s *Places) Take(ctx context.Context, p authz.Principal, end func()) (relea
 	}
 	ctx, cancel := context.WithTimeout(ctx, PlaceWait)
 	defer cancel()
-	place, err := s.all.Acquire(ctx, p.Tenant, 1, end)
+	place, err := s.pool.Acquire(ctx, p.Tenant, 1, end)
 	if err != nil {
 		s.uncount(caller, tenant)
 		return nil, fault.Unavailable
@@ -67,11 +67,11 @@ func (s *Places) Take(ctx context.Context, p authz.Principal, end func()) (relea
 func (s *Places) count(caller, tenant holder) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.of[caller] >= s.caller || s.of[tenant] >= s.tenant {
+	if s.taken[caller] >= s.caller || s.taken[tenant] >= s.tenant {
 		return false
 	}
-	s.of[caller]++
-	s.of[tenant]++
+	s.taken[caller]++
+	s.taken[tenant]++
 	return true
 }
 
@@ -79,8 +79,8 @@ func (s *Places) uncount(caller, tenant holder) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, of := range []holder{caller, tenant} {
-		if s.of[of]--; s.of[of] == 0 {
-			delete(s.of, of)
+		if s.taken[of]--; s.taken[of] == 0 {
+			delete(s.taken, of)
 		}
 	}
 }

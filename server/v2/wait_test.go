@@ -270,6 +270,33 @@ func TestAWaitOfAPodEndsWithItsRole(t *testing.T) {
 	}
 }
 
+// The cluster does not answer for a while: whoever waits goes on.
+func TestAWaitOutlastsAnOutage(t *testing.T) {
+	s := newService(t)
+	id, tag := s.sealed()
+	pods := s.UsePods(s.Tenant)
+	pods.Allow(servertest.AllowOnly("unseal"))
+	answered := s.begin(servertest.Request{Method: "GET", Path: "/api/v2/vault/by-name/n?wait=55", Bearer: servertest.ShopToken, Header: http.Header{"If-None-Match": {tag}}})
+	s.untilWaiting(t, 1)
+	pods.TakeReviewed()
+	down := func(is bool) {
+		pods.Mu.Lock()
+		defer pods.Mu.Unlock()
+		pods.Down = is
+	}
+	down(true)
+	for deadline := time.Now().Add(time.Minute); pods.TakeReviewed() == 0; {
+		if time.Now().After(deadline) {
+			t.Fatal("the caller is not looked at again")
+		}
+	}
+	down(false)
+	s.replace(id, "second")
+	if r := <-answered; r.Status != http.StatusOK {
+		t.Errorf("%d %s", r.Status, r.Body)
+	}
+}
+
 func TestACallerHasFewWaits(t *testing.T) {
 	s := newService(t)
 	id, tag := s.sealed()

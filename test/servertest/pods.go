@@ -98,11 +98,15 @@ func PodToken(n string) string {
 // belongs to a pod in a namespace without a tenant.
 var ShopToken, NewToken = PodToken("shop"), PodToken("new")
 
+// OrdersToken belongs to another pod in the namespace shop, and names its ServiceAccount orders as real tokens do.
+var OrdersToken = PodToken(`{"sub":"system:serviceaccount:shop:orders"}`)
+
 // UsePods accepts the ServiceAccounts of Pods. The namespace shop belongs to the tenant.
 func (s *Service) UsePods(tenant authz.TenantID) *Pods {
 	p := &Pods{allow: AllowNothing, Known: make(map[string]bool), Accounts: map[string]identity.ServiceAccount{
-		ShopToken: {Cluster: "cluster", Namespace: "shop", NamespaceUID: "shop-uid", Name: "app", UID: "account-shop", Pod: "pod-shop"},
-		NewToken:  {Cluster: "cluster", Namespace: "new", NamespaceUID: "new-uid", Name: "app", UID: "account-new", Pod: "pod-new"},
+		ShopToken:   {Cluster: "cluster", Namespace: "shop", NamespaceUID: "shop-uid", Name: "app", UID: "account-shop", Pod: "pod-shop"},
+		OrdersToken: {Cluster: "cluster", Namespace: "shop", NamespaceUID: "shop-uid", Name: "orders", UID: "account-orders", Pod: "pod-orders"},
+		NewToken:    {Cluster: "cluster", Namespace: "new", NamespaceUID: "new-uid", Name: "app", UID: "account-new", Pod: "pod-new"},
 	}}
 	s.Identity.UseCluster(p, nil)
 	if err := s.Identity.MapNamespace(context.Background(), "cluster", "shop", "shop-uid", tenant); err != nil {

@@ -4774,10 +4774,11 @@ type ListTenantsParams struct {
 
 // UnsealCredentialByNameParams defines parameters for UnsealCredentialByName.
 type UnsealCredentialByNameParams struct {
-	// Wait Seconds to wait before the answer is 304. Another version is answered within about a second; so is the 403 of a
-	// credential that is gone. Whether the caller may still read it is looked at every five seconds and before the answer. A
-	// wait needs `If-None-Match` and excludes `version`. It may end early, with 304. A caller has at most 4 waits at the same time, each
-	// pod of a ServiceAccount for itself, and a tenant 256: 429.
+	// Wait Seconds to wait before the answer is 304. Another version is answered within about a second, and so is the 403 of a
+	// credential that is gone; another credential under the same name within about five. The server checks every five seconds,
+	// and before the answer, whether the caller may still read. A wait needs `If-None-Match` and excludes `version`. It may
+	// end early, with 304. On each replica a caller has at most 4 waits at the same time, each pod of a ServiceAccount for
+	// itself, and a tenant 256: 429.
 	Wait *Wait `form:"wait,omitempty" json:"wait,omitempty"`
 
 	// IfNoneMatch Entity tags from the `ETag` of earlier reads, or `*`. While the credential is one of these versions, the answer is 304
@@ -4893,10 +4894,11 @@ type UnsealCredentialParams struct {
 	// Version The version to read, instead of the current one.
 	Version *int64 `form:"version,omitempty" json:"version,omitempty"`
 
-	// Wait Seconds to wait before the answer is 304. Another version is answered within about a second; so is the 403 of a
-	// credential that is gone. Whether the caller may still read it is looked at every five seconds and before the answer. A
-	// wait needs `If-None-Match` and excludes `version`. It may end early, with 304. A caller has at most 4 waits at the same time, each
-	// pod of a ServiceAccount for itself, and a tenant 256: 429.
+	// Wait Seconds to wait before the answer is 304. Another version is answered within about a second, and so is the 403 of a
+	// credential that is gone; another credential under the same name within about five. The server checks every five seconds,
+	// and before the answer, whether the caller may still read. A wait needs `If-None-Match` and excludes `version`. It may
+	// end early, with 304. On each replica a caller has at most 4 waits at the same time, each pod of a ServiceAccount for
+	// itself, and a tenant 256: 429.
 	Wait *Wait `form:"wait,omitempty" json:"wait,omitempty"`
 
 	// IfNoneMatch Entity tags from the `ETag` of earlier reads, or `*`. While the credential is one of these versions, the answer is 304

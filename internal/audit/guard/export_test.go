@@ -2,7 +2,10 @@ package guard
 
 import "time"
 
-const MaxStrangers = maxStrangers
+const (
+	MaxStrangers       = maxStrangers
+	MaxRepeatsOfTenant = maxRepeatsOfTenant
+)
 
 type Limit = limit
 

@@ -44,7 +44,7 @@ func New(l *writer.Log) *Guard {
 		known:     limit{period: time.Minute},
 		retried:   limit{period: time.Hour},
 		events:    limit{period: time.Minute},
-		repeats:   repeats{of: make(map[string]*repeated), tenants: make(map[authz.TenantID]int)},
+		repeats:   repeats{byKey: make(map[string]*repeated), tenants: make(map[authz.TenantID]int)},
 	}
 }
 
@@ -210,13 +210,13 @@ func (g *Guard) RecordOncePerMinute(ctx context.Context, e audit.Event) error {
 func (g *Guard) RecordRepeated(ctx context.Context, e audit.Event) error {
 	key := fmt.Sprint(e.Principal.Tenant, " ", e.Principal.ID, " ", e.Principal.Pod, " ", e.Type, e.Outcome, e.Resource, e.Attributes)
 	hour := g.log.Now().Truncate(time.Hour)
-	n, counted := g.repeats.begin(key, e, hour)
+	n, counted := g.repeats.countEvent(key, e, hour)
 	if counted {
 		return nil
 	}
-	err := g.Record(ctx, standingFor(e, n))
+	err := g.Record(ctx, withRepeats(e, n))
 	if err != nil {
-		g.repeats.undo(key, e, n-1) // the caller gets no answer
+		g.repeats.undoEntry(key, e, n-1) // the caller gets no answer
 	}
 	return err
 }
@@ -226,9 +226,9 @@ func (g *Guard) RecordRepeated(ctx context.Context, e audit.Event) error {
 func (g *Guard) RecordRepetitions(ctx context.Context, all bool) error {
 	var errs []error
 	hour := g.log.Now().Truncate(time.Hour)
-	for key, known := range g.repeats.take(hour, all) {
-		if err := g.Record(ctx, standingFor(known.last, known.count)); err != nil {
-			g.repeats.giveBack(key, known)
+	for key, known := range g.repeats.takeDue(hour, all) {
+		if err := g.Record(ctx, withRepeats(known.last, known.count)); err != nil {
+			g.repeats.restoreDue(key, known)
 			errs = append(errs, err)
 		}
 	}

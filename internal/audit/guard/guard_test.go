@@ -198,6 +198,42 @@ func TestRepetitionsAreCountedAndNeverLost(t *testing.T) {
 	record(t.Context(), event, "1", "1")
 }
 
+// A tenant with very many events leaves room for those of others: its own have an entry each beyond its bound.
+func TestNoTenantTakesTheRoomForCounts(t *testing.T) {
+	f := audittest.NewFixture(t)
+	record := func(tenant authz.TenantID, id string) (entries uint64) {
+		t.Helper()
+		before, _ := f.Progress()
+		err := f.Log.Guard.RecordRepeated(t.Context(), audit.Event{
+			Type: audit.CredentialListed, Outcome: audit.Success, Principal: audittest.Principal(tenant),
+			Resource: audit.Resource{Type: audit.CredentialResource, ID: id}, Attributes: map[string]string{audit.AttributeVersion: "1"},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		after, _ := f.Progress()
+		return after - before
+	}
+	for i := range guard.MaxRepeatsOfTenant {
+		record(audittest.TenantA, fmt.Sprint(i))
+	}
+	for range 2 {
+		if n := record(audittest.TenantA, "beyond"); n != 1 {
+			t.Errorf("%d entries beyond the bound", n)
+		}
+	}
+	if n := record(audittest.TenantA, "0") + record(audittest.TenantB, "a") + record(audittest.TenantB, "a"); n != 1 {
+		t.Errorf("%d entries of what is counted", n)
+	}
+	f.Advance(time.Hour)
+	if err := f.Log.Guard.RecordRepetitions(t.Context(), false); err != nil {
+		t.Fatal(err)
+	}
+	if n := record(audittest.TenantA, "beyond") + record(audittest.TenantA, "beyond"); n != 1 {
+		t.Errorf("%d entries in the next hour", n)
+	}
+}
+
 // repeatsOf returns how many events the entries stand for, oldest first.
 func repeatsOf(f *audittest.Fixture) (all []string) {
 	for _, e := range f.Entries() {

@@ -20,7 +20,7 @@ const (
 // repeats counts the repetitions of events in an hour.
 type repeats struct {
 	mu      sync.Mutex
-	of      map[string]*repeated
+	byKey   map[string]*repeated
 	tenants map[authz.TenantID]int // events of each tenant
 }
 
@@ -31,20 +31,21 @@ type repeated struct {
 	count int // repetitions that no entry stands for yet
 }
 
-func standingFor(e audit.Event, n int) audit.Event {
+// withRepeats returns the entry that stands for n events like e.
+func withRepeats(e audit.Event, n int) audit.Event {
 	e.Attributes = maps.Clone(e.Attributes)
 	e.Attributes[audit.AttributeRepeats] = strconv.Itoa(n)
 	return e
 }
 
-// begin counts an event. It returns how many events the entry stands for that the caller writes, unless
+// countEvent counts an event. It returns how many events the entry stands for that the caller writes, unless
 // there is one in this hour already.
-func (r *repeats) begin(key string, e audit.Event, hour time.Time) (n int, counted bool) {
+func (r *repeats) countEvent(key string, e audit.Event, hour time.Time) (n int, counted bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	known := r.of[key]
+	known := r.byKey[key]
 	switch {
-	case known == nil && (len(r.of) >= maxRepeats || r.tenants[e.Principal.Tenant] >= maxRepeatsOfTenant):
+	case known == nil && (len(r.byKey) >= maxRepeats || r.tenants[e.Principal.Tenant] >= maxRepeatsOfTenant):
 		return 1, false
 	case known == nil:
 		known = &repeated{}
@@ -59,12 +60,12 @@ func (r *repeats) begin(key string, e audit.Event, hour time.Time) (n int, count
 	return n, false
 }
 
-// undo takes back an entry that could not be written: the next event tries again. It keeps what was only
+// undoEntry takes back an entry that could not be written: the next event tries again. It keeps what was only
 // counted.
-func (r *repeats) undo(key string, e audit.Event, counted int) {
+func (r *repeats) undoEntry(key string, e audit.Event, counted int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	known := r.of[key]
+	known := r.byKey[key]
 	if known == nil { // the hour has ended meanwhile
 		known = &repeated{last: e}
 		r.add(key, e.Principal.Tenant, known)
@@ -74,23 +75,23 @@ func (r *repeats) undo(key string, e audit.Event, counted int) {
 }
 
 func (r *repeats) add(key string, tenant authz.TenantID, known *repeated) {
-	r.of[key] = known
+	r.byKey[key] = known
 	r.tenants[tenant]++
 }
 
-// take removes the events of earlier hours, or all, and returns those that need an entry.
-func (r *repeats) take(hour time.Time, all bool) map[string]*repeated {
+// takeDue removes the events of earlier hours, or all, and returns those that need an entry.
+func (r *repeats) takeDue(hour time.Time, all bool) map[string]*repeated {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	due := make(map[string]*repeated)
-	for key, known := range r.of {
+	for key, known := range r.byKey {
 		if !all && known.hour.Equal(hour) {
 			continue
 		}
 		if known.count > 0 {
 			due[key] = known
 		}
-		delete(r.of, key)
+		delete(r.byKey, key)
 		if tenant := known.last.Principal.Tenant; r.tenants[tenant] > 1 {
 			r.tenants[tenant]--
 		} else {
@@ -100,11 +101,11 @@ func (r *repeats) take(hour time.Time, all bool) map[string]*repeated {
 	return due
 }
 
-// giveBack undoes take.
-func (r *repeats) giveBack(key string, taken *repeated) {
+// restoreDue undoes takeDue.
+func (r *repeats) restoreDue(key string, taken *repeated) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if known := r.of[key]; known != nil {
+	if known := r.byKey[key]; known != nil {
 		known.count += taken.count
 	} else {
 		r.add(key, taken.last.Principal.Tenant, taken)

@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -176,7 +175,7 @@ func (f *agentFlags) follow(ctx context.Context, a *agent.Agent, path string, ar
 			}
 		})
 	}()
-	status, err := agent.Run(ctx, agent.Command{Path: path, Args: args, Env: withoutKey(os.Environ())}, changed, r)
+	status, err := agent.Run(ctx, agent.Command{Path: path, Args: args, Env: command.Environment(nil)}, changed, r)
 	stop()
 	<-ended
 	if err == nil && status != 0 {
@@ -188,12 +187,6 @@ func (f *agentFlags) follow(ctx context.Context, a *agent.Agent, path string, ar
 // signals are those that programs take for a change of their files, by the names that shells give them.
 var signals = map[string]syscall.Signal{
 	"HUP": syscall.SIGHUP, "INT": syscall.SIGINT, "QUIT": syscall.SIGQUIT, "TERM": syscall.SIGTERM, "USR1": syscall.SIGUSR1, "USR2": syscall.SIGUSR2,
-}
-
-// withoutKey returns an environment without the API key: the program is to have the files, and not all that the key
-// opens.
-func withoutKey(environment []string) []string {
-	return slices.DeleteFunc(environment, func(variable string) bool { return strings.HasPrefix(variable, command.KeyVariable+"=") })
 }
 
 // command checks COMMAND and --on-change. path is empty without a command.

@@ -22,11 +22,7 @@ import (
 // values are those of a credential, by key.
 type values map[string]secret.Bytes
 
-func (v values) zero() {
-	for _, value := range v {
-		value.Zero()
-	}
-}
+func (v values) zero() { secret.ZeroAll(v) }
 
 // strings returns the values for a request or an answer.
 func (v values) strings() map[string]string {

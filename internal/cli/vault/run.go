@@ -4,12 +4,8 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"maps"
-	"os"
 	"os/exec"
 	"regexp"
-	"slices"
-	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -62,7 +58,7 @@ is what the shell sees. The API key needs the scope vault:read.`,
 					added[key] = string(value)
 				}
 			}
-			err = syscall.Exec(path, args, environment(os.Environ(), added)) // returns only if it fails
+			err = syscall.Exec(path, args, command.Environment(added)) // returns only if it fails
 			if errors.Is(err, syscall.E2BIG) {
 				return errors.New("the values are too large for an environment: have the program read them with latticekeep get")
 			}
@@ -88,20 +84,6 @@ var steers = regexp.MustCompile(`^(LD_.*|DYLD_.*|GLIBC_TUNABLES|GCONV_PATH|LATTI
 	`NODE_(OPTIONS|PATH|REPL_EXTERNAL_MODULE)|(?i:npm_config_.*)|PYTHON(PATH|HOME|STARTUP|USERBASE|EXECUTABLE|BREAKPOINT|WARNINGS|PLATLIBDIR|PYCACHEPREFIX)|` +
 	`PERL(LIB|5.*)|RUBY(LIB|OPT|PATH)|GEM_(HOME|PATH)|BUNDLE_(GEMFILE|PATH|BIN_PATH)|LUA_(PATH|CPATH|INIT).*|PHPRC|PHP_INI_SCAN_DIR|` +
 	`JAVA_TOOL_OPTIONS|_JAVA_OPTIONS|JDK_JAVA_OPTIONS|MAVEN_OPTS|PSQLRC|SSLKEYLOGFILE|CLASSPATH|DOTNET_(STARTUP_HOOKS|ADDITIONAL_DEPS|SHARED_STORE)|CORECLR_.*|OPENSSL_(CONF|MODULES|ENGINES))$`)
-
-// environment returns an environment in which added replaces variables of the same name, and which lacks
-// the API key: the program is to have these values, and not all that the key opens.
-func environment(all []string, added map[string]string) []string {
-	all = slices.DeleteFunc(slices.Clone(all), func(variable string) bool {
-		name, _, _ := strings.Cut(variable, "=")
-		_, ok := added[name]
-		return ok || name == command.KeyVariable
-	})
-	for _, name := range slices.Sorted(maps.Keys(added)) {
-		all = append(all, name+"="+added[name])
-	}
-	return all
-}
 
 func newEnvCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "env", Short: "Read and write .env files"}

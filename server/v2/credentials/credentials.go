@@ -112,7 +112,7 @@ func (a *API) SealCredential(c *gin.Context, params api.SealCredentialParams) {
 		if params.IdempotencyKey != nil {
 			r.IdempotencyKey = *params.IdempotencyKey
 		}
-		defer zero(r.Values)
+		defer secret.ZeroAll(r.Values)
 		return stored(a.vault.Seal(ctx, call.Principal(), r))
 	})
 }
@@ -259,7 +259,7 @@ func (a *API) ReplaceCredential(c *gin.Context, id string, params api.ReplaceCre
 			return nil, err
 		}
 		r := vault.ReplaceRequest{Values: secrets(body.Values), TTLDays: days, IfMatch: ifMatch}
-		defer zero(r.Values)
+		defer secret.ZeroAll(r.Values)
 		return stored(a.vault.Replace(ctx, p, id, r))
 	})
 }
@@ -273,7 +273,7 @@ func (a *API) PatchCredential(c *gin.Context, id string, params api.PatchCredent
 			return nil, err
 		}
 		r := vault.PatchRequest{Set: make(map[string]secret.Bytes), TTLDays: days, IfMatch: ifMatch}
-		defer zero(r.Set)
+		defer secret.ZeroAll(r.Set)
 		for key, value := range body.Values {
 			if value == nil {
 				r.Remove = append(r.Remove, key)
@@ -305,7 +305,7 @@ func (a *API) PutCredentialByName(c *gin.Context, name string, params api.PutCre
 		}
 		r := vault.PutRequest{IfMatch: vault.Condition(gate.Value(params.IfMatch)), IfNoneMatch: params.IfNoneMatch != nil, Creates: !replaces}
 		r.Name, r.Type, r.Values, r.TTLDays = name, body.CredentialType, secrets(body.Values), days
-		defer zero(r.Values)
+		defer secret.ZeroAll(r.Values)
 		put, created, err := a.vault.Put(ctx, call.Principal(), r)
 		if err != nil {
 			return nil, conditional(err)

@@ -60,10 +60,10 @@ func (a *reads) answer(c *gin.Context, r vault.Reference, ifNoneMatch *string, w
 		}
 		w := waiting{reads: a, c: c, call: call, r: r, tags: vault.Condition(*ifNoneMatch)}
 		if wait == nil {
-			answer, _, err := w.now(ctx, false)
+			answer, _, err := w.answerNow(ctx, false)
 			return answer, err
 		}
-		return w.begin(ctx, time.Duration(*wait)*time.Second)
+		return w.startWait(ctx, time.Duration(*wait)*time.Second)
 	})
 }
 
@@ -76,8 +76,8 @@ type waiting struct {
 	tags vault.Condition
 }
 
-// now answers with the values, or with 304 if the caller has them.
-func (w *waiting) now(ctx context.Context, waits bool) (answer any, held *vault.Held, err error) {
+// answerNow answers with the values, or with 304 if the caller has them.
+func (w *waiting) answerNow(ctx context.Context, waits bool) (answer any, held *vault.Held, err error) {
 	held, err = w.vault.FindHeld(ctx, w.call.Principal(), w.r, w.tags, waits)
 	switch {
 	case err != nil:
@@ -89,10 +89,10 @@ func (w *waiting) now(ctx context.Context, waits bool) (answer any, held *vault.
 	return answer, nil, err
 }
 
-// begin is now, but it waits for another version before it answers with 304.
+// startWait is answerNow, but it waits for another version before it answers with 304.
 //
 //nolint:contextcheck // the wait outlasts the context of the request
-func (w *waiting) begin(ctx context.Context, most time.Duration) (any, error) {
+func (w *waiting) startWait(ctx context.Context, most time.Duration) (any, error) {
 	ended, end := context.WithCancel(context.Background())
 	release, err := w.waits.Take(ctx, w.call.Principal(), end)
 	if err != nil {
@@ -105,7 +105,7 @@ func (w *waiting) begin(ctx context.Context, most time.Duration) (any, error) {
 			done()
 		}
 	}()
-	answer, held, err := w.now(ctx, true)
+	answer, held, err := w.answerNow(ctx, true)
 	if err != nil || held == nil {
 		return answer, err
 	}
@@ -120,7 +120,7 @@ func (w *waiting) begin(ctx context.Context, most time.Duration) (any, error) {
 		},
 		// The caller may have lost its rights meanwhile. The entry of the start stands for a 304.
 		Then: func(ctx context.Context) (any, error) {
-			if err := w.still(ctx); err != nil {
+			if err := w.recheckCaller(ctx); err != nil {
 				return nil, err
 			}
 			same, err := w.vault.IsHeld(ctx, w.call.Principal(), w.r, w.tags)
@@ -147,7 +147,7 @@ func (w *waiting) untilChanged(ctx context.Context, id string) error {
 		case <-ctx.Done():
 			return nil
 		case <-check.C:
-			if err := w.still(ctx); err != nil && !errors.Is(err, fault.Unavailable) && ctx.Err() == nil {
+			if err := w.recheckCaller(ctx); err != nil && !errors.Is(err, fault.Unavailable) && ctx.Err() == nil {
 				return err
 			}
 			if w.isOther(ctx, w.r) {
@@ -171,8 +171,8 @@ func (w *waiting) isOther(ctx context.Context, r vault.Reference) bool {
 	return err == nil && !same
 }
 
-// still looks the caller up again. A refusal has its entry.
-func (w *waiting) still(ctx context.Context) error {
+// recheckCaller looks the caller up again. A refusal has its entry.
+func (w *waiting) recheckCaller(ctx context.Context) error {
 	err := w.call.Still(ctx, w.c)
 	reason := ""
 	switch {
@@ -192,7 +192,7 @@ func unsealed(c *gin.Context) func(vault.Unsealed, error) (any, error) {
 		if err != nil {
 			return nil, err
 		}
-		defer zero(u.Values)
+		defer secret.ZeroAll(u.Values)
 		c.Header("ETag", u.EntityTag())
 		answer := api.UnsealedCredential{
 			Success: true, CredentialId: u.ID, Name: u.Name, CredentialType: u.Type, Values: make(map[string]string),
@@ -210,11 +210,5 @@ func unsealed(c *gin.Context) func(vault.Unsealed, error) (any, error) {
 			answer.BinaryValues = &binary
 		}
 		return answer, nil
-	}
-}
-
-func zero(values map[string]secret.Bytes) {
-	for _, value := range values {
-		value.Zero()
 	}
 }

@@ -5413,10 +5413,11 @@ export interface components {
          */
         IfNoneMatch: string;
         /**
-         * @description Seconds to wait before the answer is 304. Another version is answered within about a second; so is the 403 of a
-         *     credential that is gone. Whether the caller may still read it is looked at every five seconds and before the answer. A
-         *     wait needs `If-None-Match` and excludes `version`. It may end early, with 304. A caller has at most 4 waits at the same time, each
-         *     pod of a ServiceAccount for itself, and a tenant 256: 429.
+         * @description Seconds to wait before the answer is 304. Another version is answered within about a second, and so is the 403 of a
+         *     credential that is gone; another credential under the same name within about five. The server checks every five seconds,
+         *     and before the answer, whether the caller may still read. A wait needs `If-None-Match` and excludes `version`. It may
+         *     end early, with 304. On each replica a caller has at most 4 waits at the same time, each pod of a ServiceAccount for
+         *     itself, and a tenant 256: 429.
          * @example 55
          */
         Wait: number;
@@ -5785,10 +5786,11 @@ export interface operations {
                 /** @description The version to read, instead of the current one. */
                 version?: number;
                 /**
-                 * @description Seconds to wait before the answer is 304. Another version is answered within about a second; so is the 403 of a
-                 *     credential that is gone. Whether the caller may still read it is looked at every five seconds and before the answer. A
-                 *     wait needs `If-None-Match` and excludes `version`. It may end early, with 304. A caller has at most 4 waits at the same time, each
-                 *     pod of a ServiceAccount for itself, and a tenant 256: 429.
+                 * @description Seconds to wait before the answer is 304. Another version is answered within about a second, and so is the 403 of a
+                 *     credential that is gone; another credential under the same name within about five. The server checks every five seconds,
+                 *     and before the answer, whether the caller may still read. A wait needs `If-None-Match` and excludes `version`. It may
+                 *     end early, with 304. On each replica a caller has at most 4 waits at the same time, each pod of a ServiceAccount for
+                 *     itself, and a tenant 256: 429.
                  * @example 55
                  */
                 wait?: components["parameters"]["Wait"];
@@ -6935,10 +6937,11 @@ export interface operations {
         parameters: {
             query?: {
                 /**
-                 * @description Seconds to wait before the answer is 304. Another version is answered within about a second; so is the 403 of a
-                 *     credential that is gone. Whether the caller may still read it is looked at every five seconds and before the answer. A
-                 *     wait needs `If-None-Match` and excludes `version`. It may end early, with 304. A caller has at most 4 waits at the same time, each
-                 *     pod of a ServiceAccount for itself, and a tenant 256: 429.
+                 * @description Seconds to wait before the answer is 304. Another version is answered within about a second, and so is the 403 of a
+                 *     credential that is gone; another credential under the same name within about five. The server checks every five seconds,
+                 *     and before the answer, whether the caller may still read. A wait needs `If-None-Match` and excludes `version`. It may
+                 *     end early, with 304. On each replica a caller has at most 4 waits at the same time, each pod of a ServiceAccount for
+                 *     itself, and a tenant 256: 429.
                  * @example 55
                  */
                 wait?: components["parameters"]["Wait"];
