@@ -26,6 +26,12 @@ func followCSI(f *documented) {
 	f.pass("helm repo add ", "the repository is outside; the module of the driver has the chart of its version")
 	f.runAs("helm install csi-secrets-store", []string{"helm install", "helm template", "secrets-store-csi-driver/secrets-store-csi-driver --version " + version, chart},
 		"  tokenRequests:\n  - audience: latticekeep\n", `"--enable-secret-rotation=true"`, `"--rotation-poll-interval=2m"`)
+	c.kubectl(`{"apiVersion":"v1","kind":"Secret","metadata":{"name":"latticekeep-tls","namespace":"latticekeep-system"},"stringData":{"ca.crt":"a certificate"}}`, "apply", "-f", "-")
+	f.run("kubectl get secret latticekeep-tls")
+	if got := readText(f.T, f.path("ca.crt")); got != "a certificate" {
+		f.Errorf("%q", got)
+	}
+	f.run("kubectl create configmap latticekeep-ca", "created")
 	c.kubectl("", "label", "--overwrite", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted")
 	f.run("kubectl label --overwrite namespace latticekeep-system", "labeled")
 	f.runAs("helm upgrade latticekeep", []string{"helm upgrade", "helm template", "charts/latticekeep", root + "/charts/latticekeep", "--reset-then-reuse-values ", ""}, "\n  name: latticekeep-csi-provider\n")
