@@ -41,7 +41,7 @@ var ours = map[string]string{
 	"internal/cli/login":        "internal/cli/command internal/cli/profile api/client api/openapi/v2 internal/secret",
 	"internal/cli/profile":      "internal/durable",
 	"internal/cli/transit":      "internal/cli/command api/client api/openapi/v2",
-	"internal/cli/vault":        "internal/cli/command api/client api/openapi/v2 internal/dotenv internal/fault internal/generate internal/secret",
+	"internal/cli/vault":        "internal/cli/command api/client api/openapi/v2 internal/delivery internal/dotenv internal/fault internal/generate internal/secret",
 	"internal/cli/command":      "internal/backup internal/cli/profile internal/secret internal/diagnosis api/openapi/v2 api/client internal/offline internal/audit internal/audit/verify internal/dualsig internal/fault",
 	"internal/dumps":            "",
 	"internal/canonical":        "",

@@ -112,11 +112,12 @@ func (s *Server) Read(ctx context.Context, token, name string, options ...client
 	if err != nil {
 		return c, s.explain(err, name, token)
 	}
-	c.ID, c.Version, c.Values = answer.CredentialId, answer.Version, valuesOf(answer)
+	c.ID, c.Version, c.Values = answer.CredentialId, answer.Version, ValuesOf(answer)
 	return c, nil
 }
 
-func valuesOf(answer *v2.UnsealedCredential) map[string]secret.Bytes {
+// ValuesOf returns all values of an answer, those that are no text too.
+func ValuesOf(answer *v2.UnsealedCredential) map[string]secret.Bytes {
 	values := make(map[string]secret.Bytes, len(answer.Values))
 	for key, value := range answer.Values {
 		values[key] = secret.Bytes(value)

@@ -15,6 +15,7 @@ import (
 	"github.com/latticekeep/latticekeep/api/client"
 	v2 "github.com/latticekeep/latticekeep/api/openapi/v2"
 	"github.com/latticekeep/latticekeep/internal/cli/command"
+	"github.com/latticekeep/latticekeep/internal/delivery"
 	"github.com/latticekeep/latticekeep/internal/dotenv"
 	"github.com/latticekeep/latticekeep/internal/secret"
 )
@@ -75,16 +76,9 @@ func openVersion(ctx context.Context, c *client.V2, name string, version int64) 
 }
 
 func openedOf(answer *v2.UnsealedCredential) *opened {
-	o := &opened{answer.CredentialId, make(values), nil}
-	for key, value := range answer.Values {
-		o.values[key] = secret.Bytes(value)
-	}
+	o := &opened{answer.CredentialId, delivery.ValuesOf(answer), nil}
 	if answer.BinaryValues != nil {
-		for key, value := range *answer.BinaryValues {
-			o.values[key] = value
-			o.binary = append(o.binary, key)
-		}
-		slices.Sort(o.binary)
+		o.binary = slices.Sorted(maps.Keys(*answer.BinaryValues))
 	}
 	return o
 }
