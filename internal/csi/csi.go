@@ -70,7 +70,7 @@ func Serve(ctx context.Context, c Config) (err error) {
 	}
 	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage), grpc.MaxConcurrentStreams(maxStreams),
 		grpc.ConnectionTimeout(connectTimeout), grpc.ForceServerCodecV2(zeroing{encoding.GetCodecV2(proto.Name)}))
-	v1alpha1.RegisterCSIDriverProviderServer(server, provider{c: c, mounts: semaphore.NewWeighted(maxMounts)})
+	v1alpha1.RegisterCSIDriverProviderServer(server, newProvider(c))
 	c.Logger.Info("serving", "socket", s.Path)
 	ended := make(chan error, 1) // capacity 1: nobody may receive
 	go func() { ended <- server.Serve(l) }()
@@ -93,6 +93,8 @@ type provider struct {
 	c      Config
 	mounts *semaphore.Weighted
 }
+
+func newProvider(c Config) provider { return provider{c: c, mounts: semaphore.NewWeighted(maxMounts)} }
 
 // Version implements the interface of the driver.
 func (p provider) Version(context.Context, *v1alpha1.VersionRequest) (*v1alpha1.VersionResponse, error) {
