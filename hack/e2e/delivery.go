@@ -273,6 +273,15 @@ func (d *delivery) untilTold(ctx context.Context, look, text string) (string, er
 	}
 }
 
+// untilAllTold returns once both pods say that the vault does not answer.
+func (d *delivery) untilAllTold(ctx context.Context) error {
+	if _, err := d.untilTold(ctx, lookups["csi"], "does not answer"); err != nil {
+		return err
+	}
+	_, err := d.untilTold(ctx, "kubectl logs "+ledger+"-agent --container credentials --namespace "+shop+" --tail 1", "does not answer")
+	return err
+}
+
 // withoutVault restarts kubelet while there is no vault: running pods have their files, new ones wait.
 func (d *delivery) withoutVault(ctx context.Context) error {
 	if err := d.all(ctx, scale+"0", "kubectl wait --for=delete pod/latticekeep-0 --namespace "+system+" "+waitArg); err != nil {
@@ -295,10 +304,7 @@ func (d *delivery) withoutVault(ctx context.Context) error {
 		}
 	}
 	d.out.printf("\nThe pods are new. The event of the volume says what the one by CSI waits for, and the log of the init container what the agent does.\n")
-	if _, err := d.untilTold(ctx, lookups["csi"], "does not answer"); err != nil {
-		return err
-	}
-	if _, err := d.untilTold(ctx, "kubectl logs "+ledger+"-agent --container credentials --namespace "+shop+" --tail 1", "does not answer"); err != nil {
+	if err := d.untilAllTold(ctx); err != nil {
 		return err
 	}
 	if err := d.all(ctx, podsOf(shop), scale+"1", "kubectl rollout status statefulset/latticekeep --namespace "+system+" "+waitArg); err != nil {
@@ -312,11 +318,40 @@ func (d *delivery) withoutVault(ctx context.Context) error {
 		if err := d.untilLogged(ctx, shop, pod, d.files()); err != nil {
 			return err
 		}
-		if err := d.all(ctx, "kubectl delete pod "+pod+" --namespace "+shop); err != nil {
+	}
+	return nil
+}
+
+// nodeWithoutVault restarts the node while there is no vault: all pods wait, and go on when it is back.
+func (d *delivery) nodeWithoutVault(ctx context.Context) error {
+	if err := d.all(ctx, scale+"0", "kubectl wait --for=delete pod/latticekeep-0 --namespace "+system+" "+waitArg); err != nil {
+		return err
+	}
+	// What is told afterwards is of afterwards.
+	if _, err := d.quietly(ctx, "kubectl delete events --all --namespace "+shop); err != nil {
+		return err
+	}
+	if err := d.node.restart(ctx); err != nil {
+		return err
+	}
+	d.out.printf("\nThe node has ended and begun again.\n")
+	if err := d.untilAllTold(ctx); err != nil {
+		return err
+	}
+	if err := d.all(ctx, podsOf(shop), scale+"1", "kubectl rollout status statefulset/latticekeep --namespace "+system+" "+waitArg); err != nil {
+		return err
+	}
+	for _, by := range []string{"csi", "agent"} {
+		pod := ledger + "-" + by
+		if err := d.all(ctx, "kubectl wait --for=condition=Ready pod/"+pod+" --namespace "+shop+" "+waitArg); err != nil {
+			return err
+		}
+		if err := d.untilLogged(ctx, shop, pod, d.files()); err != nil {
 			return err
 		}
 	}
-	return d.all(ctx,
+	return d.all(ctx, podsOf(shop),
+		"kubectl delete pod "+ledger+"-csi "+ledger+"-agent --namespace "+shop,
 		"kubectl delete sealedcredential "+ledger+" --namespace "+shop,
 		"helm upgrade latticekeep "+chart+" --namespace "+system+" --values "+values+" --wait "+waitArg,
 		"kubectl wait --for=delete pod --selector app.kubernetes.io/component=csi-provider --namespace "+system+" "+waitArg,

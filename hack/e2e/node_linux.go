@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -16,6 +17,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -97,10 +99,8 @@ func onOwnNode(ctx context.Context, args ...string) (err error) {
 // A node is a whole cluster: etcd, the control plane, a name server, containerd and a kubelet.
 type node struct {
 	dir, bin  string
-	csi       string              // folder of the CSI driver
-	processes []*kubetest.Process // in start order
-	api       *kubetest.Process   // one of them
-	kubelet   *kubetest.Process   // likewise
+	csi       string                       // folder of the CSI driver
+	processes map[string]*kubetest.Process // by the names of their logs
 }
 
 // startNode turns this process's namespaces into a node. Nothing needs to be stopped, because the node
@@ -111,7 +111,7 @@ func startNode(ctx context.Context, dir, bin string, images []string) (_ *node, 
 	if bin, err = filepath.Abs(bin); err != nil {
 		return nil, err
 	}
-	n := &node{dir: dir, bin: bin}
+	n := &node{dir: dir, bin: bin, processes: make(map[string]*kubetest.Process)}
 	for _, step := range []func(context.Context) error{
 		n.mount, n.network, n.writeFiles, n.startControlPlane,
 		func(ctx context.Context) error { return n.startContainerd(ctx, images) },
@@ -264,37 +264,36 @@ func (n *node) writeFiles(context.Context) error {
 
 func (n *node) startControlPlane(ctx context.Context) error {
 	client, peer := "unix://"+n.etcdSocket(), "unix://"+n.path("peer.sock")
-	if _, err := n.run("etcd", "--data-dir", n.path("etcd"), "--unsafe-no-fsync",
+	if err := n.run("etcd", "--data-dir", n.path("etcd"), "--unsafe-no-fsync",
 		"--listen-client-urls", client, "--advertise-client-urls", client, "--listen-peer-urls", peer); err != nil {
 		return err
 	}
 	if err := n.startAPIServer(ctx); err != nil {
 		return err
 	}
-	if _, err := n.run("kube-controller-manager", "--kubeconfig", n.kubeconfig("kube-controller-manager"), "--leader-elect=false",
+	if err := n.run("kube-controller-manager", "--kubeconfig", n.kubeconfig("kube-controller-manager"), "--leader-elect=false",
 		"--use-service-account-credentials", "--service-account-private-key-file", n.path("tokens.key"),
 		"--root-ca-file", n.path("apiserver.crt"), "--cert-dir", n.path("controller-manager")); err != nil {
 		return err
 	}
-	if _, err := n.run("kube-scheduler", "--kubeconfig", n.kubeconfig("kube-scheduler"), "--leader-elect=false", "--cert-dir", n.path("scheduler")); err != nil {
+	if err := n.run("kube-scheduler", "--kubeconfig", n.kubeconfig("kube-scheduler"), "--leader-elect=false", "--cert-dir", n.path("scheduler")); err != nil {
 		return err
 	}
-	if _, err := n.run("coredns", "-conf", n.path("Corefile")); err != nil {
+	if err := n.run("coredns", "-conf", n.path("Corefile")); err != nil {
 		return err
 	}
-	_, err := n.run("kube-proxy", "--kubeconfig", n.kubeconfig("kube-proxy"), "--hostname-override", nodeName, "--proxy-mode", "iptables",
+	return n.run("kube-proxy", "--kubeconfig", n.kubeconfig("kube-proxy"), "--hostname-override", nodeName, "--proxy-mode", "iptables",
 		// The node must not resize the machine's connection tracking.
 		"--conntrack-max-per-core", "0", "--conntrack-tcp-timeout-established", "0", "--conntrack-tcp-timeout-close-wait", "0",
 		"--cluster-cidr", podCIDR)
-	return err
 }
 
 // startAPIServer starts the API server with more flags, and returns when it is ready.
-func (n *node) startAPIServer(ctx context.Context, flags ...string) (err error) {
+func (n *node) startAPIServer(ctx context.Context, flags ...string) error {
 	ctx, cancel := context.WithTimeout(ctx, nodeTimeout)
 	defer cancel()
 	// It makes its own certificate, which is then its own authority.
-	if n.api, err = n.run("kube-apiserver", append([]string{
+	if err := n.run("kube-apiserver", append([]string{
 		"--etcd-servers", "unix://" + n.etcdSocket(),
 		"--bind-address", "0.0.0.0", "--secure-port", "6443", "--advertise-address", nodeIP, "--cert-dir", n.dir,
 		"--token-auth-file", n.path("tokens.csv"), "--authorization-mode", "Node,RBAC", "--enable-admission-plugins", "NodeRestriction",
@@ -308,13 +307,10 @@ func (n *node) startAPIServer(ctx context.Context, flags ...string) (err error) 
 }
 
 // stopAPIServer kills the API server, which would wait a minute for the watches of its clients.
-func (n *node) stopAPIServer() error {
-	n.processes = slices.DeleteFunc(n.processes, func(p *kubetest.Process) bool { return p == n.api })
-	return n.api.Stop(0)
-}
+func (n *node) stopAPIServer() error { return n.kill("kube-apiserver") }
 
 func (n *node) startContainerd(ctx context.Context, images []string) error {
-	if _, err := n.run("containerd", "--config", n.path("containerd.toml")); err != nil {
+	if err := n.run("containerd", "--config", n.path("containerd.toml")); err != nil {
 		return err
 	}
 	if err := n.until(ctx, "containerd", "ctr", "version"); err != nil {
@@ -346,19 +342,103 @@ func (n *node) startKubelet(ctx context.Context) error {
 	return n.until(ctx, "the first ServiceAccount", "kubectl", "get", "serviceaccount", "default") // no pod is admitted without it
 }
 
-func (n *node) runKubelet() (err error) {
-	n.kubelet, err = n.run("kubelet", "--config", n.path("kubelet.yaml"), "--kubeconfig", n.kubeconfig("kubelet"),
+func (n *node) runKubelet() error {
+	return n.run("kubelet", "--config", n.path("kubelet.yaml"), "--kubeconfig", n.kubeconfig("kubelet"),
 		"--hostname-override", nodeName, "--node-ip", nodeIP)
-	return err
 }
 
 // restartKubelet ends kubelet and starts it again, while the containers run on.
 func (n *node) restartKubelet() error {
-	n.processes = slices.DeleteFunc(n.processes, func(p *kubetest.Process) bool { return p == n.kubelet })
-	if err := n.kubelet.Stop(0); err != nil {
+	if err := n.kill("kubelet"); err != nil {
 		return err
 	}
 	return n.runKubelet()
+}
+
+// restart does to the containers and to what runs them what a restart of the machine does: they end
+// without a word, and what they had in memory is gone. The control plane runs on, as on another machine.
+func (n *node) restart(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, nodeTimeout)
+	defer cancel()
+	if err := n.kill("kubelet", "csi-driver", "registrar", "containerd"); err != nil {
+		return err
+	}
+	if err := n.killPods(ctx); err != nil {
+		return err
+	}
+	if err := unmountBelow("/run/containerd/", "/run/netns/", "/var/lib/kubelet/pods/"); err != nil {
+		return err
+	}
+	if err := os.RemoveAll("/run/containerd"); err != nil {
+		return err
+	}
+	if err := n.startContainerd(ctx, nil); err != nil {
+		return err
+	}
+	if err := n.runKubelet(); err != nil {
+		return err
+	}
+	return n.runCSI(ctx)
+}
+
+// killPods kills the processes of pods and their shims, and returns when none is left.
+func (n *node) killPods(ctx context.Context) error {
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		links, err := filepath.Glob("/proc/[0-9]*/exe")
+		if err != nil {
+			return err
+		}
+		var left int
+		for _, link := range links {
+			program, err := os.Readlink(link)
+			if err != nil { // it has ended
+				continue
+			}
+			cgroups, err := os.ReadFile(filepath.Join(filepath.Dir(link), "cgroup"))
+			if err != nil || filepath.Base(program) != "containerd-shim-runc-v2" && !bytes.Contains(cgroups, []byte("/"+filepath.Base(n.dir)+"/")) {
+				continue
+			}
+			left++
+			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(link)))
+			if err != nil {
+				return err
+			}
+			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
+				return fmt.Errorf("killing %s: %w", program, err)
+			}
+		}
+		if left == 0 {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("waiting for the end of the pods: %w", ctx.Err())
+		}
+	}
+}
+
+// unmountBelow unmounts what is mounted below folders.
+func unmountBelow(folders ...string) error {
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return err
+	}
+	var points []string
+	for line := range strings.Lines(string(mounts)) {
+		point := strings.Fields(line)[4] // proc_pid_mountinfo(5)
+		if slices.ContainsFunc(folders, func(folder string) bool { return strings.HasPrefix(point, folder) }) {
+			points = append(points, point)
+		}
+	}
+	for _, point := range slices.Backward(points) {
+		if err := syscall.Unmount(point, syscall.MNT_DETACH); err != nil {
+			return fmt.Errorf("unmounting %s: %w", point, err)
+		}
+	}
+	return nil
 }
 
 // The names and paths of the CSI driver, as its chart has them.
@@ -383,16 +463,20 @@ func (n *node) startCSI(ctx context.Context, token string) error {
 	); err != nil {
 		return err
 	}
+	return n.runCSI(ctx)
+}
+
+func (n *node) runCSI(ctx context.Context) error {
 	driver := exec.Command(filepath.Join(n.csi, "secrets-store-csi-driver"), "--endpoint", "unix://"+csiSocket, "--nodeid", nodeName,
 		"--enable-secret-rotation", "--rotation-poll-interval=2s", "--metrics-addr=127.0.0.1:8095")
 	driver.Env = append(os.Environ(), "KUBERNETES_SERVICE_HOST="+nodeIP, "KUBERNETES_SERVICE_PORT=6443")
-	if _, err := n.start("csi-driver", driver); err != nil {
+	if err := n.start("csi-driver", driver); err != nil {
 		return err
 	}
 	if err := n.until(ctx, "the CSI driver", "test", "-S", csiSocket); err != nil {
 		return err
 	}
-	if _, err := n.start("registrar", exec.Command(filepath.Join(n.csi, "registrar"), registration, csiDriver, csiSocket)); err != nil {
+	if err := n.start("registrar", exec.Command(filepath.Join(n.csi, "registrar"), registration, csiDriver, csiSocket)); err != nil {
 		return err
 	}
 	return n.until(ctx, "the CSI driver's registration", "kubectl", "wait", "--for=jsonpath={.spec.drivers[*].name}="+csiDriver, "csinode/"+nodeName, "--timeout=5s")
@@ -433,30 +517,40 @@ func (n *node) ended() error {
 }
 
 // run starts a program with its output in a file of the same name.
-func (n *node) run(program string, args ...string) (*kubetest.Process, error) {
+func (n *node) run(program string, args ...string) error {
 	path := filepath.Join(n.bin, program)
 	if _, err := os.Stat(path); err != nil {
 		if path, err = exec.LookPath(program); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	return n.start(program, exec.Command(path, args...))
 }
 
+// kill kills processes of the node, which it then has no more.
+func (n *node) kill(names ...string) error {
+	for _, name := range names {
+		if err := n.processes[name].Stop(0); err != nil {
+			return err
+		}
+		delete(n.processes, name)
+	}
+	return nil
+}
+
 // start starts a command with its output in a file of a name.
-func (n *node) start(name string, cmd *exec.Cmd) (*kubetest.Process, error) {
+func (n *node) start(name string, cmd *exec.Cmd) error {
 	log, err := os.OpenFile(n.path(name+".log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("creating a log: %w", err)
+		return fmt.Errorf("creating a log: %w", err)
 	}
 	defer log.Close() // the child has its own descriptor
 	cmd.Dir, cmd.Stdout, cmd.Stderr = n.dir, log, log
 	p, err := kubetest.StartProcess(cmd)
-	if err != nil {
-		return nil, err
+	if err == nil {
+		n.processes[name] = p
 	}
-	n.processes = append(n.processes, p)
-	return p, nil
+	return err
 }
 
 // logTails returns the end of each process's output.

@@ -34,3 +34,5 @@ func (*node) stopAPIServer() error { return nil }
 func (*node) startCSI(context.Context, string) error { return nil }
 
 func (*node) restartKubelet() error { return nil }
+
+func (*node) restart(context.Context) error { return nil }

@@ -5,7 +5,9 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 
@@ -36,6 +38,9 @@ func main() {
 func run(args []string) error {
 	if len(args) != 3 {
 		return fmt.Errorf("usage: registrar REGISTRATION-SOCKET DRIVER-NAME DRIVER-SOCKET")
+	}
+	if err := os.Remove(args[0]); err != nil && !errors.Is(err, fs.ErrNotExist) { // of a registrar that was killed
+		return err
 	}
 	l, err := net.Listen("unix", args[0])
 	if err != nil {
