@@ -230,7 +230,8 @@ var ours = map[string]string{
 	"test/logtest":      "internal/offline internal/audit internal/audit/guard internal/audit/reader internal/audit/writer internal/authz internal/store internal/store/bolt internal/dualsig",
 	"test/otlptest":     "",
 	"hack/e2e/image":    "",
-	"hack/e2e":          "hack/e2e/image test/kubetest",
+	"hack/e2e/node":     "hack/e2e/image test/kubetest",
+	"hack/e2e":          "hack/e2e/image hack/e2e/node",
 	"hack/e2e/workload": "",
 	"hack/schemas":      "",
 }

@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/latticekeep/latticekeep/hack/e2e/node"
 )
 
 const (
@@ -42,7 +44,7 @@ type cluster struct {
 	helm, latticekeep string // programs
 	own               bool
 	out               *transcript
-	node              *node // nil for an external cluster
+	node              *node.Node // nil for an external cluster
 }
 
 // do runs a command and writes it and its output to the transcript.
@@ -146,7 +148,7 @@ func (c *cluster) state() string {
 		fmt.Fprintf(&state, "$ %s\n%s\n", command, out)
 	}
 	if c.own {
-		state.WriteString(c.node.logTails())
+		state.WriteString(c.node.LogTails())
 	}
 	return state.String()
 }

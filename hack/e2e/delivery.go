@@ -28,8 +28,8 @@ const (
 
 // start starts the CSI driver and our provider, and makes the credential.
 func (d *delivery) start(ctx context.Context) error {
-	d.out.hide(d.node.csi, "deploy")
-	if err := d.all(ctx, "kubectl apply --filename "+d.node.csi,
+	d.out.hide(d.node.CSI, "deploy")
+	if err := d.all(ctx, "kubectl apply --filename "+d.node.CSI,
 		"kubectl wait --for=condition=Established crd/secretproviderclasses.secrets-store.csi.x-k8s.io crd/secretproviderclasspodstatuses.secrets-store.csi.x-k8s.io "+waitArg,
 		"kubectl apply --filename "+manifests+"csi-driver.yaml",
 	); err != nil {
@@ -39,7 +39,7 @@ func (d *delivery) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := d.node.startCSI(ctx, strings.TrimSpace(token)); err != nil {
+	if err := d.node.StartCSI(ctx, strings.TrimSpace(token)); err != nil {
 		return err
 	}
 	if _, err := d.shell(ctx, "kubectl get secret latticekeep-tls --namespace "+system+" --output=go-template='{{index .data \"ca.crt\" | base64decode}}' | kubectl create configmap latticekeep-ca --namespace "+system+" --from-file=ca.crt=/dev/stdin"); err != nil {
@@ -156,7 +156,7 @@ func (d *delivery) nothingStored(ctx context.Context) error {
 		return err
 	}
 	all := `{"key": "` + base64.StdEncoding.EncodeToString([]byte{0}) + `", "range_end": "` + base64.StdEncoding.EncodeToString([]byte{0}) + `"}`
-	stored, err := d.quietly(ctx, "curl --silent --show-error --fail --unix-socket "+d.node.etcdSocket()+" http://etcd/v3/kv/range --data '"+all+"'")
+	stored, err := d.quietly(ctx, "curl --silent --show-error --fail --unix-socket "+d.node.EtcdSocket()+" http://etcd/v3/kv/range --data '"+all+"'")
 	if err != nil {
 		return err
 	}
@@ -287,7 +287,7 @@ func (d *delivery) withoutVault(ctx context.Context) error {
 	if err := d.all(ctx, scale+"0", "kubectl wait --for=delete pod/latticekeep-0 --namespace "+system+" "+waitArg); err != nil {
 		return err
 	}
-	if err := d.node.restartKubelet(); err != nil {
+	if err := d.node.RestartKubelet(); err != nil {
 		return err
 	}
 	d.out.printf("\nkubelet has ended and begun again.\n")
@@ -331,7 +331,7 @@ func (d *delivery) nodeWithoutVault(ctx context.Context) error {
 	if _, err := d.quietly(ctx, "kubectl delete events --all --namespace "+shop); err != nil {
 		return err
 	}
-	if err := d.node.restart(ctx); err != nil {
+	if err := d.node.Restart(ctx); err != nil {
 		return err
 	}
 	d.out.printf("\nThe node has ended and begun again.\n")

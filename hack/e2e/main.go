@@ -20,6 +20,7 @@ import (
 	"syscall"
 
 	"github.com/latticekeep/latticekeep/hack/e2e/image"
+	"github.com/latticekeep/latticekeep/hack/e2e/node"
 )
 
 // options are the programs and files that a run needs. hack/e2e.sh creates and names them.
@@ -53,7 +54,7 @@ func main() {
 }
 
 func run(ctx context.Context, o options) (err error) {
-	kubeconfig, dir := os.Getenv("E2E_KUBECONFIG"), os.Getenv(insideNode)
+	kubeconfig, dir := os.Getenv("E2E_KUBECONFIG"), os.Getenv(node.Inside)
 	if kubeconfig == "" && dir == "" {
 		return onOwnNodes(ctx, o)
 	}
@@ -80,11 +81,10 @@ func run(ctx context.Context, o options) (err error) {
 	c.out.hide(dir, "<folder>")
 	if own {
 		fmt.Fprintln(os.Stderr, "starting a node…")
-		if c.node, err = startNode(ctx, dir, o.assets, images); err != nil {
+		if c.node, err = node.Start(ctx, node.Config{Dir: dir, Programs: o.assets, CSI: o.csi, Images: images, Sandbox: workloadImage}); err != nil {
 			return err
 		}
-		c.node.csi = o.csi
-		c.kubeconfig = c.node.kubeconfig("admin")
+		c.kubeconfig = c.node.Kubeconfig("admin")
 	} else {
 		if err := c.strange(ctx); err != nil {
 			return err
@@ -121,7 +121,7 @@ func onOwnNodes(ctx context.Context, o options) (err error) {
 	defer func() { err = errors.Join(err, os.RemoveAll(saved)) }()
 	text := filepath.Join(saved, "transcript.md")
 	for _, chapter := range chapters {
-		if err := onOwnNode(ctx, "-chapter", chapter, "-saved", saved, "-transcript", text); err != nil {
+		if err := node.Run(ctx, "-chapter", chapter, "-saved", saved, "-transcript", text); err != nil {
 			return err
 		}
 	}

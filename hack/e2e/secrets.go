@@ -101,7 +101,7 @@ func (s secretsInEtcd) restart(ctx context.Context) error {
 		return err
 	}
 	s.out.printf("\nThe plugin has ended. Now the API server ends as well, and kubelet gets the manifest back while it is away.\n")
-	if err := s.node.stopAPIServer(); err != nil {
+	if err := s.node.StopAPIServer(); err != nil {
 		return err
 	}
 	if err := s.all(ctx, "mv "+setAside+" "+staticPod); err != nil {
@@ -183,7 +183,7 @@ func (s secretsInEtcd) quietly(ctx context.Context, line string) (string, error)
 
 // configure restarts the API server with an EncryptionConfiguration, or with none.
 func (s secretsInEtcd) configure(ctx context.Context, config string) error {
-	if err := s.node.stopAPIServer(); err != nil {
+	if err := s.node.StopAPIServer(); err != nil {
 		return err
 	}
 	return s.startAPIServer(ctx, config)
@@ -194,7 +194,7 @@ func (s secretsInEtcd) startAPIServer(ctx context.Context, config string) error 
 	if config != "" {
 		flags = []string{"--encryption-provider-config=/etc/kubernetes/encryption/" + config}
 	}
-	err := s.node.startAPIServer(ctx, flags...)
+	err := s.node.StartAPIServer(ctx, flags...)
 	s.out.console("kube-apiserver … "+strings.Join(flags, ""), "")
 	if err != nil || config == "" {
 		return err
@@ -257,7 +257,7 @@ func (s secretsInEtcd) counted(ctx context.Context, share int) error {
 // readEtcd returns a command that prints all Secrets as they are in etcd.
 func (s secretsInEtcd) readEtcd() string {
 	encode := func(key string) string { return base64.StdEncoding.EncodeToString([]byte(key)) }
-	return "curl --silent --show-error --fail --unix-socket " + s.node.etcdSocket() + " http://etcd/v3/kv/range" +
+	return "curl --silent --show-error --fail --unix-socket " + s.node.EtcdSocket() + " http://etcd/v3/kv/range" +
 		` --data '{"key": "` + encode("/registry/secrets/") + `", "range_end": "` + encode("/registry/secrets0") + `"}'`
 }
 

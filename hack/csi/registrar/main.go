@@ -39,7 +39,7 @@ func run(args []string) error {
 	if len(args) != 3 {
 		return fmt.Errorf("usage: registrar REGISTRATION-SOCKET DRIVER-NAME DRIVER-SOCKET")
 	}
-	if err := os.Remove(args[0]); err != nil && !errors.Is(err, fs.ErrNotExist) { // of a registrar that was killed
+	if err := os.Remove(args[0]); err != nil && !errors.Is(err, fs.ErrNotExist) { // a killed registrar left it
 		return err
 	}
 	l, err := net.Listen("unix", args[0])

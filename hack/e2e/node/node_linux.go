@@ -1,7 +1,6 @@
-package main
+package node
 
 import (
-	"bytes"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -17,7 +16,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -43,9 +41,9 @@ const (
 	serviceIPs = "10.96.0.0/16"
 	apiURL     = "https://" + nodeIP + ":6443"
 
-	// nodeTimeout bounds the start of any part of the node. It is long because a machine that also
+	// startTimeout bounds the start of any part of the node. It is long because a machine that also
 	// compiles is slow.
-	nodeTimeout = 5 * time.Minute
+	startTimeout = 5 * time.Minute
 )
 
 // nodeFolders are fixed paths of kubelet, of the network plugins and of a guide.
@@ -54,13 +52,9 @@ var nodeFolders = []string{"/var/lib/kubelet", "/var/lib/cni", "/etc/kubernetes"
 // staticPods is the folder of the pods that kubelet runs without the API server, as with kubeadm.
 const staticPods = "/etc/kubernetes/manifests"
 
-// insideNode is the environment variable of the process inside the namespaces. Its value is the
-// node's directory.
-const insideNode = "LATTICEKEEP_E2E_NODE"
-
-// onOwnNode runs this program again inside a node's namespaces, with more arguments, and removes the
+// Run runs this program again inside a node's namespaces, with more arguments, and removes the
 // remains when it has ended.
-func onOwnNode(ctx context.Context, args ...string) (err error) {
+func Run(ctx context.Context, args ...string) (err error) {
 	dir, err := os.MkdirTemp("", "latticekeep-e2e-")
 	if err != nil {
 		return fmt.Errorf("making the node's directory: %w", err)
@@ -79,7 +73,7 @@ func onOwnNode(ctx context.Context, args ...string) (err error) {
 	}
 
 	cmd := exec.Command("/proc/self/exe", slices.Concat(os.Args[1:], args)...)
-	cmd.Env = append(os.Environ(), insideNode+"="+dir)
+	cmd.Env = append(os.Environ(), Inside+"="+dir)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: nodeNamespaces, Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	// The kernel sends its signal when the thread that forked ends.
@@ -96,25 +90,27 @@ func onOwnNode(ctx context.Context, args ...string) (err error) {
 	return nil
 }
 
-// A node is a whole cluster: etcd, the control plane, a name server, containerd and a kubelet.
-type node struct {
-	dir, bin  string
-	csi       string                       // folder of the CSI driver
-	processes map[string]*kubetest.Process // by the names of their logs
+// A Node is a running one, which this process is the first one of.
+type Node struct {
+	Config
+	processes map[string]*kubetest.Process // keyed by the name of the log
 }
 
-// startNode turns this process's namespaces into a node. Nothing needs to be stopped, because the node
+// Start turns this process's namespaces into a node. Nothing needs to be stopped, because the node
 // ends with this process.
-func startNode(ctx context.Context, dir, bin string, images []string) (_ *node, err error) {
-	ctx, cancel := context.WithTimeout(ctx, nodeTimeout)
+func Start(ctx context.Context, c Config) (_ *Node, err error) {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	if bin, err = filepath.Abs(bin); err != nil {
+	if c.Programs, err = filepath.Abs(c.Programs); err != nil {
 		return nil, err
 	}
-	n := &node{dir: dir, bin: bin, processes: make(map[string]*kubetest.Process)}
+	if c.CSI, err = filepath.Abs(c.CSI); err != nil {
+		return nil, err
+	}
+	n := &Node{c, make(map[string]*kubetest.Process)}
 	for _, step := range []func(context.Context) error{
 		n.mount, n.network, n.writeFiles, n.startControlPlane,
-		func(ctx context.Context) error { return n.startContainerd(ctx, images) },
+		func(ctx context.Context) error { return n.startContainerd(ctx, c.Images) },
 		n.startKubelet,
 	} {
 		if err := step(ctx); err != nil {
@@ -126,7 +122,7 @@ func startNode(ctx context.Context, dir, bin string, images []string) (_ *node, 
 
 // mount mounts the node's own folders over those that the node writes to, and over the kernel
 // settings that kubelet tunes.
-func (n *node) mount(context.Context) error {
+func (n *Node) mount(context.Context) error {
 	if err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("making mounts private: %w", err)
 	}
@@ -191,7 +187,7 @@ func (n *node) mount(context.Context) error {
 }
 
 // network gives the node an address on a bridge with nothing attached. No route leads out of it.
-func (n *node) network(ctx context.Context) error {
+func (n *Node) network(ctx context.Context) error {
 	for _, args := range []string{
 		"link set lo up",
 		"link add node type bridge",
@@ -221,7 +217,7 @@ var users = map[string]struct{ name, group string }{
 	"kubelet":                 {"system:node:" + nodeName, "system:nodes"},
 }
 
-func (n *node) writeFiles(context.Context) error {
+func (n *Node) writeFiles(context.Context) error {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return err
@@ -231,7 +227,7 @@ func (n *node) writeFiles(context.Context) error {
 		return err
 	}
 	var tokens strings.Builder
-	names := strings.NewReplacer("DIR", n.dir, "CGROUP", "/"+filepath.Base(n.dir))
+	names := strings.NewReplacer("DIR", n.Dir, "CGROUP", "/"+filepath.Base(n.Dir), "SANDBOX", n.Sandbox)
 	files := map[string]string{
 		"tokens.key":         string(pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der})),
 		"containerd.toml":    names.Replace(containerdConfig),
@@ -251,7 +247,7 @@ func (n *node) writeFiles(context.Context) error {
 		if err != nil {
 			return err
 		}
-		files[filepath.Base(n.kubeconfig(component))] = string(config)
+		files[filepath.Base(n.Kubeconfig(component))] = string(config)
 	}
 	files["tokens.csv"] = tokens.String()
 	for name, text := range files {
@@ -262,40 +258,40 @@ func (n *node) writeFiles(context.Context) error {
 	return nil
 }
 
-func (n *node) startControlPlane(ctx context.Context) error {
-	client, peer := "unix://"+n.etcdSocket(), "unix://"+n.path("peer.sock")
+func (n *Node) startControlPlane(ctx context.Context) error {
+	client, peer := "unix://"+n.EtcdSocket(), "unix://"+n.path("peer.sock")
 	if err := n.run("etcd", "--data-dir", n.path("etcd"), "--unsafe-no-fsync",
 		"--listen-client-urls", client, "--advertise-client-urls", client, "--listen-peer-urls", peer); err != nil {
 		return err
 	}
-	if err := n.startAPIServer(ctx); err != nil {
+	if err := n.StartAPIServer(ctx); err != nil {
 		return err
 	}
-	if err := n.run("kube-controller-manager", "--kubeconfig", n.kubeconfig("kube-controller-manager"), "--leader-elect=false",
+	if err := n.run("kube-controller-manager", "--kubeconfig", n.Kubeconfig("kube-controller-manager"), "--leader-elect=false",
 		"--use-service-account-credentials", "--service-account-private-key-file", n.path("tokens.key"),
 		"--root-ca-file", n.path("apiserver.crt"), "--cert-dir", n.path("controller-manager")); err != nil {
 		return err
 	}
-	if err := n.run("kube-scheduler", "--kubeconfig", n.kubeconfig("kube-scheduler"), "--leader-elect=false", "--cert-dir", n.path("scheduler")); err != nil {
+	if err := n.run("kube-scheduler", "--kubeconfig", n.Kubeconfig("kube-scheduler"), "--leader-elect=false", "--cert-dir", n.path("scheduler")); err != nil {
 		return err
 	}
 	if err := n.run("coredns", "-conf", n.path("Corefile")); err != nil {
 		return err
 	}
-	return n.run("kube-proxy", "--kubeconfig", n.kubeconfig("kube-proxy"), "--hostname-override", nodeName, "--proxy-mode", "iptables",
+	return n.run("kube-proxy", "--kubeconfig", n.Kubeconfig("kube-proxy"), "--hostname-override", nodeName, "--proxy-mode", "iptables",
 		// The node must not resize the machine's connection tracking.
 		"--conntrack-max-per-core", "0", "--conntrack-tcp-timeout-established", "0", "--conntrack-tcp-timeout-close-wait", "0",
 		"--cluster-cidr", podCIDR)
 }
 
-// startAPIServer starts the API server with more flags, and returns when it is ready.
-func (n *node) startAPIServer(ctx context.Context, flags ...string) error {
-	ctx, cancel := context.WithTimeout(ctx, nodeTimeout)
+// StartAPIServer starts the API server with more flags, and returns when it is ready.
+func (n *Node) StartAPIServer(ctx context.Context, flags ...string) error {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	// It makes its own certificate, which is then its own authority.
 	if err := n.run("kube-apiserver", append([]string{
-		"--etcd-servers", "unix://" + n.etcdSocket(),
-		"--bind-address", "0.0.0.0", "--secure-port", "6443", "--advertise-address", nodeIP, "--cert-dir", n.dir,
+		"--etcd-servers", "unix://" + n.EtcdSocket(),
+		"--bind-address", "0.0.0.0", "--secure-port", "6443", "--advertise-address", nodeIP, "--cert-dir", n.Dir,
 		"--token-auth-file", n.path("tokens.csv"), "--authorization-mode", "Node,RBAC", "--enable-admission-plugins", "NodeRestriction",
 		"--service-account-issuer", "https://kubernetes.default.svc.cluster.local",
 		"--service-account-key-file", n.path("tokens.key"), "--service-account-signing-key-file", n.path("tokens.key"),
@@ -306,10 +302,10 @@ func (n *node) startAPIServer(ctx context.Context, flags ...string) error {
 	return n.until(ctx, "the API server", "kubectl", "get", "--raw", "/readyz")
 }
 
-// stopAPIServer kills the API server, which would wait a minute for the watches of its clients.
-func (n *node) stopAPIServer() error { return n.kill("kube-apiserver") }
+// StopAPIServer kills the API server, which would wait a minute for the watches of its clients.
+func (n *Node) StopAPIServer() error { return n.kill("kube-apiserver") }
 
-func (n *node) startContainerd(ctx context.Context, images []string) error {
+func (n *Node) startContainerd(ctx context.Context, images []string) error {
 	if err := n.run("containerd", "--config", n.path("containerd.toml")); err != nil {
 		return err
 	}
@@ -324,9 +320,9 @@ func (n *node) startContainerd(ctx context.Context, images []string) error {
 	return nil
 }
 
-func (n *node) startKubelet(ctx context.Context) error {
+func (n *Node) startKubelet(ctx context.Context) error {
 	for _, hierarchy := range cgroupHierarchies() {
-		if err := os.Mkdir(filepath.Join(hierarchy, filepath.Base(n.dir)), 0o755); err != nil {
+		if err := os.Mkdir(filepath.Join(hierarchy, filepath.Base(n.Dir)), 0o755); err != nil {
 			return fmt.Errorf("making the node's cgroup: %w", err)
 		}
 	}
@@ -342,103 +338,9 @@ func (n *node) startKubelet(ctx context.Context) error {
 	return n.until(ctx, "the first ServiceAccount", "kubectl", "get", "serviceaccount", "default") // no pod is admitted without it
 }
 
-func (n *node) runKubelet() error {
-	return n.run("kubelet", "--config", n.path("kubelet.yaml"), "--kubeconfig", n.kubeconfig("kubelet"),
+func (n *Node) runKubelet() error {
+	return n.run("kubelet", "--config", n.path("kubelet.yaml"), "--kubeconfig", n.Kubeconfig("kubelet"),
 		"--hostname-override", nodeName, "--node-ip", nodeIP)
-}
-
-// restartKubelet ends kubelet and starts it again, while the containers run on.
-func (n *node) restartKubelet() error {
-	if err := n.kill("kubelet"); err != nil {
-		return err
-	}
-	return n.runKubelet()
-}
-
-// restart does to the containers and to what runs them what a restart of the machine does: they end
-// without a word, and what they had in memory is gone. The control plane runs on, as on another machine.
-func (n *node) restart(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, nodeTimeout)
-	defer cancel()
-	if err := n.kill("kubelet", "csi-driver", "registrar", "containerd"); err != nil {
-		return err
-	}
-	if err := n.killPods(ctx); err != nil {
-		return err
-	}
-	if err := unmountBelow("/run/containerd/", "/run/netns/", "/var/lib/kubelet/pods/"); err != nil {
-		return err
-	}
-	if err := os.RemoveAll("/run/containerd"); err != nil {
-		return err
-	}
-	if err := n.startContainerd(ctx, nil); err != nil {
-		return err
-	}
-	if err := n.runKubelet(); err != nil {
-		return err
-	}
-	return n.runCSI(ctx)
-}
-
-// killPods kills the processes of pods and their shims, and returns when none is left.
-func (n *node) killPods(ctx context.Context) error {
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		links, err := filepath.Glob("/proc/[0-9]*/exe")
-		if err != nil {
-			return err
-		}
-		var left int
-		for _, link := range links {
-			program, err := os.Readlink(link)
-			if err != nil { // it has ended
-				continue
-			}
-			cgroups, err := os.ReadFile(filepath.Join(filepath.Dir(link), "cgroup"))
-			if err != nil || filepath.Base(program) != "containerd-shim-runc-v2" && !bytes.Contains(cgroups, []byte("/"+filepath.Base(n.dir)+"/")) {
-				continue
-			}
-			left++
-			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(link)))
-			if err != nil {
-				return err
-			}
-			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
-				return fmt.Errorf("killing %s: %w", program, err)
-			}
-		}
-		if left == 0 {
-			return nil
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return fmt.Errorf("waiting for the end of the pods: %w", ctx.Err())
-		}
-	}
-}
-
-// unmountBelow unmounts what is mounted below folders.
-func unmountBelow(folders ...string) error {
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return err
-	}
-	var points []string
-	for line := range strings.Lines(string(mounts)) {
-		point := strings.Fields(line)[4] // proc_pid_mountinfo(5)
-		if slices.ContainsFunc(folders, func(folder string) bool { return strings.HasPrefix(point, folder) }) {
-			points = append(points, point)
-		}
-	}
-	for _, point := range slices.Backward(points) {
-		if err := syscall.Unmount(point, syscall.MNT_DETACH); err != nil {
-			return fmt.Errorf("unmounting %s: %w", point, err)
-		}
-	}
-	return nil
 }
 
 // The names and paths of the CSI driver, as its chart has them.
@@ -449,9 +351,9 @@ const (
 	registration = "/var/lib/kubelet/plugins_registry/" + csiDriver + "-reg.sock"
 )
 
-// startCSI starts the Secrets Store CSI driver with the token of its ServiceAccount, and registers it with kubelet.
+// StartCSI starts the Secrets Store CSI driver with the token of its ServiceAccount, and registers it with kubelet.
 // It runs as a process of the node, which finds what a pod would find.
-func (n *node) startCSI(ctx context.Context, token string) error {
+func (n *Node) StartCSI(ctx context.Context, token string) error {
 	const account = "/run/secrets/kubernetes.io/serviceaccount"
 	ca, err := os.ReadFile(n.path("apiserver.crt"))
 	if err != nil {
@@ -466,8 +368,8 @@ func (n *node) startCSI(ctx context.Context, token string) error {
 	return n.runCSI(ctx)
 }
 
-func (n *node) runCSI(ctx context.Context) error {
-	driver := exec.Command(filepath.Join(n.csi, "secrets-store-csi-driver"), "--endpoint", "unix://"+csiSocket, "--nodeid", nodeName,
+func (n *Node) runCSI(ctx context.Context) error {
+	driver := exec.Command(filepath.Join(n.CSI, "secrets-store-csi-driver"), "--endpoint", "unix://"+csiSocket, "--nodeid", nodeName,
 		"--enable-secret-rotation", "--rotation-poll-interval=2s", "--metrics-addr=127.0.0.1:8095")
 	driver.Env = append(os.Environ(), "KUBERNETES_SERVICE_HOST="+nodeIP, "KUBERNETES_SERVICE_PORT=6443")
 	if err := n.start("csi-driver", driver); err != nil {
@@ -476,19 +378,19 @@ func (n *node) runCSI(ctx context.Context) error {
 	if err := n.until(ctx, "the CSI driver", "test", "-S", csiSocket); err != nil {
 		return err
 	}
-	if err := n.start("registrar", exec.Command(filepath.Join(n.csi, "registrar"), registration, csiDriver, csiSocket)); err != nil {
+	if err := n.start("registrar", exec.Command(filepath.Join(n.CSI, "registrar"), registration, csiDriver, csiSocket)); err != nil {
 		return err
 	}
 	return n.until(ctx, "the CSI driver's registration", "kubectl", "wait", "--for=jsonpath={.spec.drivers[*].name}="+csiDriver, "csinode/"+nodeName, "--timeout=5s")
 }
 
 // until repeats a command until it succeeds or one of the node's processes has ended.
-func (n *node) until(ctx context.Context, what, program string, args ...string) error {
+func (n *Node) until(ctx context.Context, what, program string, args ...string) error {
 	ticker := time.NewTicker(200 * time.Millisecond)
 	defer ticker.Stop()
 	for {
 		cmd := exec.CommandContext(ctx, program, args...)
-		cmd.Env = append(os.Environ(), "KUBECONFIG="+n.kubeconfig("admin"), "HOME="+n.dir)
+		cmd.Env = append(os.Environ(), "KUBECONFIG="+n.Kubeconfig("admin"), "HOME="+n.Dir)
 		out, err := cmd.CombinedOutput()
 		if err == nil {
 			return nil
@@ -499,17 +401,17 @@ func (n *node) until(ctx context.Context, what, program string, args ...string) 
 		select {
 		case <-ticker.C:
 		case <-ctx.Done():
-			return fmt.Errorf("waiting for %s: %w: %s%s", what, ctx.Err(), out, n.logTails())
+			return fmt.Errorf("waiting for %s: %w: %s%s", what, ctx.Err(), out, n.LogTails())
 		}
 	}
 }
 
 // ended returns an error once one of the node's processes has ended.
-func (n *node) ended() error {
+func (n *Node) ended() error {
 	for _, p := range n.processes {
 		select {
 		case <-p.Done():
-			return fmt.Errorf("a process of the node ended:%s", n.logTails())
+			return fmt.Errorf("a process of the node ended:%s", n.LogTails())
 		default:
 		}
 	}
@@ -517,8 +419,8 @@ func (n *node) ended() error {
 }
 
 // run starts a program with its output in a file of the same name.
-func (n *node) run(program string, args ...string) error {
-	path := filepath.Join(n.bin, program)
+func (n *Node) run(program string, args ...string) error {
+	path := filepath.Join(n.Programs, program)
 	if _, err := os.Stat(path); err != nil {
 		if path, err = exec.LookPath(program); err != nil {
 			return err
@@ -528,7 +430,7 @@ func (n *node) run(program string, args ...string) error {
 }
 
 // kill kills processes of the node, which it then has no more.
-func (n *node) kill(names ...string) error {
+func (n *Node) kill(names ...string) error {
 	for _, name := range names {
 		if err := n.processes[name].Stop(0); err != nil {
 			return err
@@ -539,13 +441,13 @@ func (n *node) kill(names ...string) error {
 }
 
 // start starts a command with its output in a file of a name.
-func (n *node) start(name string, cmd *exec.Cmd) error {
+func (n *Node) start(name string, cmd *exec.Cmd) error {
 	log, err := os.OpenFile(n.path(name+".log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return fmt.Errorf("creating a log: %w", err)
 	}
 	defer log.Close() // the child has its own descriptor
-	cmd.Dir, cmd.Stdout, cmd.Stderr = n.dir, log, log
+	cmd.Dir, cmd.Stdout, cmd.Stderr = n.Dir, log, log
 	p, err := kubetest.StartProcess(cmd)
 	if err == nil {
 		n.processes[name] = p
@@ -553,8 +455,8 @@ func (n *node) start(name string, cmd *exec.Cmd) error {
 	return err
 }
 
-// logTails returns the end of each process's output.
-func (n *node) logTails() string {
+// LogTails returns the end of each process's output.
+func (n *Node) LogTails() string {
 	var tails strings.Builder
 	logs, _ := filepath.Glob(n.path("*.log"))
 	for _, log := range logs {
@@ -565,21 +467,23 @@ func (n *node) logTails() string {
 	return tails.String()
 }
 
-func (n *node) etcdSocket() string { return n.path("etcd.sock") }
+// EtcdSocket returns the path of the socket on which etcd serves clients.
+func (n *Node) EtcdSocket() string { return n.path("etcd.sock") }
 
-func (n *node) path(name string) string { return filepath.Join(n.dir, name) }
+func (n *Node) path(name string) string { return filepath.Join(n.Dir, name) }
 
-func (n *node) kubeconfig(component string) string { return n.path(component + ".kubeconfig") }
+// Kubeconfig returns the path of the kubeconfig of a component, or of "admin".
+func (n *Node) Kubeconfig(component string) string { return n.path(component + ".kubeconfig") }
 
-// Configuration of the node's parts. DIR stands for the node's directory, and CGROUP for its folder
-// in each hierarchy.
+// Configuration of the node's parts. DIR stands for the node's directory, CGROUP for its folder in
+// each hierarchy, and SANDBOX for the image.
 const (
 	// Some machines do not permit lowering the score by which the kernel's out-of-memory killer
 	// chooses. The plain snapshotter works on every file system.
 	containerdConfig = `version = 2
 root = "DIR/containerd"
 [plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "` + workloadImage + `"
+  sandbox_image = "SANDBOX"
   restrict_oom_score_adj = true
   [plugins."io.containerd.grpc.v1.cri".containerd]
     snapshotter = "native"
