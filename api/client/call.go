@@ -97,9 +97,14 @@ func IfNoneMatch() CallOption {
 }
 
 // OtherThan makes a read of a credential answer only while it has another ETag than tag, as it has for
-// each version. Otherwise the error is [ErrNotModified]. The ETag of an earlier read comes from [EntityTag].
+// each version. Otherwise the error is [ErrNotModified]. The ETag of an earlier read comes from [EntityTag]; "" is
+// no condition.
 func OtherThan(tag string) CallOption {
-	return func(c *call) { *c = c.withHeader("If-None-Match", tag) }
+	return func(c *call) {
+		if tag != "" {
+			*c = c.withHeader("If-None-Match", tag)
+		}
+	}
 }
 
 // Wait lets the server wait for up to so many seconds, 1 to 55, until [OtherThan] holds. It answers at

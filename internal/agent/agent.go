@@ -145,7 +145,11 @@ func (a *Agent) write(of map[string]delivery.Credential) error {
 		return err
 	}
 	defer delivery.Zero(files)
-	return write(a.dir, files, time.Now())
+	leftover, err := write(a.dir, files, time.Now())
+	if leftover != nil {
+		a.c.Logger.Warn("the new files are there, and some of the former ones cannot be removed: run all agents of the folder as one user", "error", leftover)
+	}
+	return err
 }
 
 // Follow writes the files again after each change, and then calls changed, until ctx ends.
@@ -161,11 +165,12 @@ func (a *Agent) Follow(ctx context.Context, changed func()) {
 func (a *Agent) follow(ctx context.Context, name string, waits bool, changed func()) {
 	pause, said := firstPause, ""
 	var busy time.Time // until then the server has no place for a wait
-	stale := false     // the newest version is not in the files, also while there is none after it
+	stale := false     // the newest version could not be written; stays so while there is none after it
 	for ctx.Err() == nil {
 		begun := time.Now()
-		waits := waits && begun.After(busy)
-		next, err := a.next(ctx, name, waits)
+		had := a.held(name)
+		waits := waits && had.Tag != "" && begun.After(busy) // a proxy may take the tag away
+		next, err := a.next(ctx, name, had, waits)
 		if waits && errors.Is(err, fault.Exhausted) {
 			busy = begun.Add(busyPause)
 			continue
@@ -194,9 +199,9 @@ func (a *Agent) follow(ctx context.Context, name string, waits bool, changed fun
 			pause = firstPause
 			continue
 		case !readable:
-			if text := textOf(err); text != said {
-				said = text
-				a.c.Logger.Warn("the files that are there stay", "credential", name, "error", text)
+			if same := sameAs(err); same != said {
+				said = same
+				a.c.Logger.Warn("the files that are there stay", "credential", name, "error", textOf(err))
 			}
 		}
 		if !sleep(ctx, pause) {
@@ -204,6 +209,15 @@ func (a *Agent) follow(ctx context.Context, name string, waits bool, changed fun
 		}
 		pause = min(2*pause, lastPause)
 	}
+}
+
+// sameAs returns what the same failures have in common. The text of one that may pass names a request or a port.
+func sameAs(err error) string {
+	switch fault.Of(err) {
+	case fault.Unavailable, fault.Exhausted:
+		return fault.Of(err).Error()
+	}
+	return textOf(err)
 }
 
 // textOf returns the message of an error, or the error itself if it is one of this machine.
@@ -215,11 +229,8 @@ func textOf(err error) string {
 }
 
 // next reads the next version, once there is one. Otherwise the error is [client.ErrNotModified], also where a proxy
-// takes the entity tag away, so that the version comes again.
-func (a *Agent) next(ctx context.Context, name string, waits bool) (delivery.Credential, error) {
-	a.mu.Lock()
-	had := a.current[name]
-	a.mu.Unlock()
+// takes the condition away, so that the version comes again.
+func (a *Agent) next(ctx context.Context, name string, had delivery.Credential, waits bool) (delivery.Credential, error) {
 	options := []client.CallOption{client.OtherThan(had.Tag)}
 	if waits {
 		options = append(options, client.Wait(waitSeconds))
@@ -230,6 +241,13 @@ func (a *Agent) next(ctx context.Context, name string, waits bool) (delivery.Cre
 		return delivery.Credential{}, client.ErrNotModified
 	}
 	return next, err
+}
+
+// held returns the version of a credential that the files are made of.
+func (a *Agent) held(name string) delivery.Credential {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.current[name]
 }
 
 // replace writes the files with another version of a credential. A version that the plan does not fit is passed

@@ -3,6 +3,7 @@ package agent_test
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -44,7 +45,7 @@ func newPod(t *testing.T, url, files string) *pod {
 	if url == "" {
 		url = p.URL
 	}
-	server, err := delivery.NewServer(url, "", client.WithRetries(0))
+	server, err := delivery.NewServer(url, "")
 	must(t, err)
 	plan, err := delivery.Parse(files, 0o440)
 	must(t, err)
@@ -179,20 +180,25 @@ func TestFilesStayWhileNothingCanBeRead(t *testing.T) {
 
 // Whatever a proxy takes away, the agent does not ask in a loop, and writes only what is new.
 func TestAgentIsPatientBehindAProxy(t *testing.T) {
-	for name, spoil := range map[string]func(*httputil.ProxyRequest){
-		"no wait":       func(r *httputil.ProxyRequest) { r.Out.URL.RawQuery = "" },
-		"no entity tag": func(r *httputil.ProxyRequest) { r.Out.URL.RawQuery = ""; r.Out.Header.Del("If-None-Match") },
+	noTag := func(r *http.Response) error { r.Header.Del("ETag"); return nil }
+	for name, proxy := range map[string]struct {
+		spoil  func(*httputil.ProxyRequest)
+		answer func(*http.Response) error
+	}{
+		"no wait":       {func(r *httputil.ProxyRequest) { r.Out.URL.RawQuery = "" }, nil},
+		"no condition":  {func(r *httputil.ProxyRequest) { r.Out.URL.RawQuery = ""; r.Out.Header.Del("If-None-Match") }, nil},
+		"no entity tag": {func(*httputil.ProxyRequest) {}, noTag},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var target *url.URL
 			var reads atomic.Int32
-			proxy := httptest.NewServer(&httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
+			between := httptest.NewServer(&httputil.ReverseProxy{ModifyResponse: proxy.answer, Rewrite: func(r *httputil.ProxyRequest) {
 				reads.Add(1)
 				r.SetURL(target)
-				spoil(r)
+				proxy.spoil(r)
 			}})
-			defer proxy.Close()
-			p := newPod(t, proxy.URL, folder)
+			defer between.Close()
+			p := newPod(t, between.URL, folder)
 			var err error
 			target, err = url.Parse(p.URL)
 			must(t, err)
@@ -204,13 +210,46 @@ func TestAgentIsPatientBehindAProxy(t *testing.T) {
 			if n := reads.Load(); n < 2 || n > 5 { // one to write, and then after 0, 1 and 2 s, of which a half is random
 				t.Error(n, "reads")
 			}
-			changed := p.follow(t)
-			p.replacePair(t, id, `"user":"u2"`)
-			<-changed
+			p.replacePair(t, id, `"user":"u2"`) // before it looks: without a wait it looks a minute later
+			<-p.follow(t)
 			if got := p.read(t, "db/user"); got != "u2" {
 				t.Error(got)
 			}
 		})
+	}
+}
+
+// A failure that comes again is said once, though each answer names another request.
+func TestAnOutageIsSaidOnce(t *testing.T) {
+	var down atomic.Bool
+	var target *url.URL
+	failed := make(chan struct{}, 1000)
+	between := httptest.NewServer(&httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(target) },
+		ModifyResponse: func(r *http.Response) error {
+			if down.Load() {
+				r.StatusCode, r.Header["X-Request-Id"] = http.StatusServiceUnavailable, []string{"req_" + rand.Text()}
+				failed <- struct{}{}
+			}
+			return nil
+		},
+	})
+	defer between.Close()
+	p := newPod(t, between.URL, folder)
+	var err error
+	target, err = url.Parse(p.URL)
+	must(t, err)
+	id := p.sealPair(t, 1)
+	must(t, p.Write(t.Context()))
+	down.Store(true)
+	changed := p.follow(t)
+	p.replacePair(t, id, `"user":"u2"`)
+	<-failed
+	<-failed
+	down.Store(false)
+	<-changed
+	if text := p.logged.String(); strings.Count(text, "the files that are there stay") != 1 || !strings.Contains(text, "req_") {
+		t.Error(text)
 	}
 }
 
@@ -323,7 +362,7 @@ func TestAnAgentWithoutAPlaceReadsAllTheSame(t *testing.T) {
 	p := newPod(t, "", folder)
 	id := p.sealPair(t, 1)
 	must(t, p.Write(t.Context()))
-	server, err := delivery.NewServer(p.URL, "", client.WithRetries(0))
+	server, err := delivery.NewServer(p.URL, "")
 	must(t, err)
 	ctx, stop := context.WithCancel(t.Context())
 	var waits sync.WaitGroup

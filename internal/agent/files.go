@@ -22,8 +22,9 @@ const (
 )
 
 // write replaces the files in a folder by these. A reader sees all of the former files or all of the new ones,
-// as long as it opens them through the same dataLink, and never a part of one.
-func write(dir *os.Root, files []delivery.File, now time.Time) error {
+// as long as it opens them through the same dataLink, and never a part of one. leftover says why former files are
+// still there, though these have replaced them.
+func write(dir *os.Root, files []delivery.File, now time.Time) (leftover, err error) {
 	top := make(map[string]bool)
 	for _, f := range files {
 		name, _, _ := strings.Cut(f.Path, "/")
@@ -31,21 +32,21 @@ func write(dir *os.Root, files []delivery.File, now time.Time) error {
 	}
 	for name := range top {
 		if info, err := dir.Lstat(name); err == nil && info.Mode().Type() != fs.ModeSymlink {
-			return fmt.Errorf("%s is in the way in --into and was not made by an agent: remove it, or give the files another folder", name)
+			return nil, fmt.Errorf("%s is in the way in --into and was not made by an agent: remove it, or give the files another folder", name)
 		}
 	}
 	folder := now.UTC().Format(stamp)
 	if err := dir.Mkdir(folder, 0o755); err != nil {
-		return fmt.Errorf("making a folder for the files: %w", err)
+		return nil, fmt.Errorf("making a folder for the files: %w", err)
 	}
 	if err := fill(dir, folder, files); err != nil {
 		_ = dir.RemoveAll(folder)
-		return fmt.Errorf("writing the files: %w", err)
+		return nil, fmt.Errorf("writing the files: %w", err)
 	}
 	former, _ := dir.Readlink(dataLink) // none at the first time
 	if err := replaceLink(dir, folder, dataLink); err != nil {
 		_ = dir.RemoveAll(folder)
-		return fmt.Errorf("putting the files in their place: %w", err)
+		return nil, fmt.Errorf("putting the files in their place: %w", err)
 	}
 	var errs []error
 	for name := range top {
@@ -53,7 +54,7 @@ func write(dir *os.Root, files []delivery.File, now time.Time) error {
 			errs = append(errs, replaceLink(dir, path.Join(dataLink, name), name))
 		}
 	}
-	return errors.Join(append(errs, tidy(dir, top, folder, former))...)
+	return tidy(dir, top, folder, former), errors.Join(errs...)
 }
 
 // fill writes the files into a new folder.

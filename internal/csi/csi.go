@@ -19,7 +19,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sync/semaphore"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/encoding"
@@ -30,22 +29,24 @@ import (
 
 	"github.com/latticekeep/latticekeep/api/client"
 	"github.com/latticekeep/latticekeep/internal/delivery"
+	"github.com/latticekeep/latticekeep/internal/fair"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/secret"
 	"github.com/latticekeep/latticekeep/internal/socket"
 )
 
 const (
-	maxMessage     = 4 << 20 // bytes; what gRPC allows a client by itself
-	maxStreams     = 32      // calls of a connection
-	maxMounts      = 4       // carried out at the same time, so that large volumes fit into the memory of the pod
-	maxValues      = 4 << 20 // bytes of the credentials of a volume
+	maxRequest     = 512 << 10 // bytes; a list of files has at most 64 KiB
+	maxAnswer      = 4 << 20   // bytes; what gRPC allows a client by itself
+	maxStreams     = 32        // calls of a connection
+	maxMounts      = 4         // carried out at the same time, so that large volumes fit into the memory of the pod
+	maxValues      = 4 << 20   // bytes of the credentials of a volume
 	connectTimeout = 5 * time.Second
 	mountTimeout   = 45 * time.Second // less than the two minutes of the kubelet, which tries again
 	endTimeout     = 5 * time.Second
 
-	// defaultMode lets a container read that runs as another user than root, to whom the driver gives the files.
-	// Only the containers that mount the volume see it.
+	// defaultMode lets containers read that do not run as root: the driver gives all files to root. Only the
+	// containers that mount the volume see them.
 	defaultMode = fs.FileMode(0o444)
 )
 
@@ -68,7 +69,7 @@ func Serve(ctx context.Context, c Config) (err error) {
 	if err != nil {
 		return err
 	}
-	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage), grpc.MaxConcurrentStreams(maxStreams),
+	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxRequest), grpc.MaxSendMsgSize(maxAnswer), grpc.MaxConcurrentStreams(maxStreams),
 		grpc.ConnectionTimeout(connectTimeout), grpc.ForceServerCodecV2(zeroing{encoding.GetCodecV2(proto.Name)}))
 	v1alpha1.RegisterCSIDriverProviderServer(server, newProvider(c))
 	c.Logger.Info("serving", "socket", s.Path)
@@ -90,11 +91,14 @@ func Serve(ctx context.Context, c Config) (err error) {
 
 type provider struct {
 	v1alpha1.UnimplementedCSIDriverProviderServer
-	c      Config
-	mounts *semaphore.Weighted
+	c     Config
+	turns *fair.Pool[string] // of namespaces
 }
 
-func newProvider(c Config) provider { return provider{c: c, mounts: semaphore.NewWeighted(maxMounts)} }
+// newProvider returns a provider. A mount ends by itself before its turn could be called in.
+func newProvider(c Config) provider {
+	return provider{c: c, turns: fair.NewPool[string](maxMounts, mountTimeout)}
+}
 
 // Version implements the interface of the driver.
 func (p provider) Version(context.Context, *v1alpha1.VersionRequest) (*v1alpha1.VersionResponse, error) {
@@ -112,23 +116,29 @@ func (p provider) Mount(ctx context.Context, r *v1alpha1.MountRequest) (*v1alpha
 	if err == nil {
 		answer, err = p.inTurn(ctx, m)
 	}
-	switch {
-	case err != nil:
+	if err != nil {
 		p.c.Logger.Warn("not mounted", "namespace", m.namespace, "pod", m.pod, "error", fault.Message(err))
 		return nil, status.Error(codeOf(err), fault.Message(err))
-	case len(answer.GetFiles()) > 0: // and not one of many polls
-		p.c.Logger.Info("mounted", "namespace", m.namespace, "pod", m.pod, "credentials", m.plan.Credentials(), "files", len(answer.GetFiles()))
 	}
 	return answer, nil
 }
 
-// inTurn carries out a request when there are few others.
+// inTurn carries out a request when there are few others. The namespace with the fewest of them comes next, so that
+// none keeps the others waiting.
 func (p provider) inTurn(ctx context.Context, m mount) (*v1alpha1.MountResponse, error) {
-	if p.mounts.Acquire(ctx, 1) != nil {
+	turn, err := p.turns.Acquire(ctx, m.namespace, 1, func() {})
+	if err != nil {
 		return nil, fault.New(fault.Unavailable, "too many volumes are mounted on this node at the same time")
 	}
-	defer p.mounts.Release(1)
-	return m.mount(ctx, p.c.Server)
+	defer turn.Release()
+	if m.plan, err = delivery.Parse(m.files, defaultMode); err != nil {
+		return nil, fault.Wrap(fault.Invalid, "spec.parameters of the SecretProviderClass: "+fault.Message(err), err)
+	}
+	answer, err := m.mount(ctx, p.c.Server)
+	if len(answer.GetFiles()) > 0 { // and not one of many polls
+		p.c.Logger.Info("mounted", "namespace", m.namespace, "pod", m.pod, "credentials", m.plan.Credentials(), "files", len(answer.GetFiles()))
+	}
+	return answer, err
 }
 
 // zeroing overwrites the values of an answer once it is encoded. What gRPC sends is a copy, which nothing here can reach.
@@ -161,18 +171,19 @@ func codeOf(err error) codes.Code {
 type mount struct {
 	namespace, pod string
 	token          string
-	plan           delivery.Plan
-	digest         string            // SHA-256 of the plan's text, shortened
+	files          string            // text of the plan
+	digest         string            // SHA-256 of the text, shortened
+	plan           delivery.Plan     // once it has its turn
 	had            map[string]string // versions that the driver was answered last, by id
 }
 
-// The driver's attributes begin with attributes, or are those of the volume; parameters of the SecretProviderClass
-// are the others.
+// A request mixes the attributes of the driver, the volume's attribute with the class's name, and the parameters of
+// the SecretProviderClass.
 const (
-	attributes = "csi.storage.k8s.io/"
-	className  = "secretProviderClass"
-	parameter  = "files"
-	planID     = "files" // id under which the driver keeps the digest of the plan
+	ofDriver  = "csi.storage.k8s.io/" // prefix
+	className = "secretProviderClass"
+	parameter = "files"
+	planID    = "files" // id under which the driver keeps the digest of the plan
 )
 
 // parse reads a request. What it could read of it is valid after an error, too. Error: fault.Invalid.
@@ -181,21 +192,19 @@ func parse(r *v1alpha1.MountRequest) (m mount, err error) {
 	if err := json.Unmarshal([]byte(r.GetAttributes()), &given); err != nil {
 		return m, fault.Wrap(fault.Invalid, "the driver's attributes are not JSON", err)
 	}
-	m.namespace, m.pod = given[attributes+"pod.namespace"], given[attributes+"pod.name"]
+	m.namespace, m.pod = given[ofDriver+"pod.namespace"], given[ofDriver+"pod.name"]
 	for _, name := range slices.Sorted(maps.Keys(given)) {
-		if name != parameter && name != className && !strings.HasPrefix(name, attributes) {
+		if name != parameter && name != className && !strings.HasPrefix(name, ofDriver) {
 			return m, fault.New(fault.Invalid, fmt.Sprintf("spec.parameters.%s of the SecretProviderClass is not known: there is only %s", name, parameter))
 		}
 	}
-	if m.plan, err = delivery.Parse(given[parameter], defaultMode); err != nil {
-		return m, fault.Wrap(fault.Invalid, "spec.parameters of the SecretProviderClass: "+fault.Message(err), err)
-	}
-	digest := sha256.Sum256([]byte(given[parameter]))
+	m.files = given[parameter]
+	digest := sha256.Sum256([]byte(m.files))
 	m.digest = hex.EncodeToString(digest[:8])
 	var tokens map[string]struct {
 		Token string `json:"token"`
 	}
-	_ = json.Unmarshal([]byte(given[attributes+"serviceAccount.tokens"]), &tokens)
+	_ = json.Unmarshal([]byte(given[ofDriver+"serviceAccount.tokens"]), &tokens)
 	if m.token = tokens[delivery.Audience].Token; m.token == "" {
 		return m, fault.New(fault.Invalid, "the driver sent no token of the pod for the audience "+delivery.Audience+
 			": install it with tokenRequests in its CSIDriver, as with helm's --set 'tokenRequests[0].audience="+delivery.Audience+"'")
@@ -233,11 +242,7 @@ func (m mount) mount(ctx context.Context, server *delivery.Server) (*v1alpha1.Mo
 	}()
 	var unchanged []string
 	for _, name := range m.plan.Credentials() {
-		var options []client.CallOption
-		if tag := m.tagOf(name); tag != "" {
-			options = append(options, client.OtherThan(tag))
-		}
-		err := read(name, options...)
+		err := read(name, client.OtherThan(m.tagOf(name)))
 		if errors.Is(err, client.ErrNotModified) {
 			unchanged = append(unchanged, name)
 		} else if err != nil {

@@ -18,7 +18,6 @@ import (
 	"google.golang.org/grpc/status"
 	"sigs.k8s.io/secrets-store-csi-driver/provider/v1alpha1"
 
-	"github.com/latticekeep/latticekeep/api/client"
 	"github.com/latticekeep/latticekeep/internal/csi"
 	"github.com/latticekeep/latticekeep/internal/delivery"
 	"github.com/latticekeep/latticekeep/test/servertest"
@@ -41,7 +40,7 @@ func start(t *testing.T, url string) *driver {
 	if url == "" {
 		url = d.URL
 	}
-	server, err := delivery.NewServer(url, "", client.WithRetries(0))
+	server, err := delivery.NewServer(url, "")
 	if err != nil {
 		t.Fatal(err)
 	}

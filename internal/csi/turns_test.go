@@ -16,8 +16,9 @@ import (
 func TestFewVolumesAreMountedAtOnce(t *testing.T) {
 	p := newProvider(Config{Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
 	request := &v1alpha1.MountRequest{Attributes: `{"files": "- {path: a, credential: n, key: k}", "csi.storage.k8s.io/serviceAccount.tokens": "{\"latticekeep\": {\"token\": \"t\"}}"}`}
-	if !p.mounts.TryAcquire(4) {
-		t.Fatal("there are fewer than four turns")
+	others, err := p.turns.Acquire(t.Context(), "others", 4, func() {})
+	if err != nil {
+		t.Fatal(err)
 	}
 	over, end := context.WithCancel(t.Context())
 	end()
@@ -26,11 +27,12 @@ func TestFewVolumesAreMountedAtOnce(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	p.mounts.Release(4)
-	if !p.mounts.TryAcquire(4) {
-		t.Error("a refused mount kept its turn")
+	others.Release()
+	if others, err = p.turns.Acquire(t.Context(), "others", 4, func() {}); err != nil { // a refused mount keeps no turn
+		t.Fatal(err)
 	}
-	if p.mounts.TryAcquire(1) {
+	defer others.Release()
+	if _, err := p.turns.Acquire(over, "more", 1, func() {}); err == nil {
 		t.Error("there are more than four turns")
 	}
 }

@@ -30,6 +30,10 @@ const (
 	maxPath    = 1024    // bytes
 	maxPart    = 255     // bytes between slashes
 	maxContent = 1 << 20 // bytes of all files
+
+	// A text decoded takes a hundred times its size, before its entries can be counted.
+	maxText   = 64 << 10
+	maxReason = 200 // bytes of what is wrong with it
 )
 
 // Plan says which files are made of which credentials. It is safe for concurrent use.
@@ -73,11 +77,15 @@ type listed struct {
 //
 // Errors are fault.Invalid, and name the entry, the field and the remedy.
 func Parse(text string, defaultMode fs.FileMode) (Plan, error) {
+	if len(text) > maxText {
+		return Plan{}, invalid("the list of files has %d bytes; give it at most %d", len(text), maxText)
+	}
 	var list []listed
 	d := yaml.NewDecoder(strings.NewReader(text)) // takes a name such as on or no as it is written
 	d.KnownFields(true)
 	if err := d.Decode(&list); err != nil && !errors.Is(err, io.EOF) {
-		return Plan{}, invalid("the list of files is not YAML of this form: %s", strings.TrimPrefix(err.Error(), "yaml: "))
+		reason := strings.TrimPrefix(err.Error(), "yaml: ")
+		return Plan{}, invalid("the list of files is not YAML of this form: %.*s", maxReason, reason)
 	}
 	if err := d.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
 		return Plan{}, invalid("the list of files must be one document of YAML: remove the line ---")
@@ -174,10 +182,9 @@ func (p Plan) Credentials() []string {
 
 // File is a file to be written.
 type File struct {
-	Path       string // relative, with slashes
-	Mode       fs.FileMode
-	Content    secret.Bytes
-	Credential string // name of the credential whose values it has
+	Path    string // relative, with slashes
+	Mode    fs.FileMode
+	Content secret.Bytes
 }
 
 // Zero overwrites the contents of files.
@@ -203,12 +210,12 @@ func (p Plan) Render(values map[string]map[string]secret.Bytes) (files []File, e
 		if err != nil {
 			return files, err
 		}
-	}
-	for _, f := range files {
-		size += len(f.Content)
-	}
-	if size > maxContent {
-		return files, invalid("all files together have %d bytes; leave out some of them: there is room for %d", size, maxContent)
+		for _, f := range made {
+			size += len(f.Content)
+		}
+		if size > maxContent {
+			return files, invalid("the files up to %s have %d bytes; leave out some of them: there is room for %d", e.label, size, maxContent)
+		}
 	}
 	slices.SortFunc(files, func(a, b File) int { return strings.Compare(a.Path, b.Path) })
 	return files, nil
@@ -217,7 +224,7 @@ func (p Plan) Render(values map[string]map[string]secret.Bytes) (files []File, e
 // render makes the files of an entry. What it made before an error is returned, too.
 func (e entry) render(values map[string]secret.Bytes) (files []File, err error) {
 	file := func(path string, content secret.Bytes) {
-		files = append(files, File{Path: path, Mode: e.mode, Content: content, Credential: e.credential})
+		files = append(files, File{Path: path, Mode: e.mode, Content: content})
 	}
 	switch {
 	case e.key != "":

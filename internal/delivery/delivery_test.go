@@ -3,9 +3,13 @@ package delivery
 import (
 	"fmt"
 	"io/fs"
+	"net/http"
+	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 
+	"github.com/latticekeep/latticekeep/api/client"
 	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/internal/secret"
 )
@@ -36,11 +40,11 @@ func TestFilesAreMadeOfValues(t *testing.T) {
 	}
 	var got []string
 	for _, f := range files {
-		got = append(got, fmt.Sprintf("%s %04o %q %s", f.Path, f.Mode, []byte(f.Content), f.Credential))
+		got = append(got, fmt.Sprintf("%s %04o %q", f.Path, f.Mode, []byte(f.Content)))
 	}
 	want := []string{
-		`.env 0440 "KEY='é'\nUSER=m\n" mail`, `conf/url 0440 "postgres://orders:a%2Fb%0A@db/orders" db`,
-		`mail/KEY 0440 "é" mail`, `mail/USER 0440 "m" mail`, `password 0400 "a/b\n" db`,
+		`.env 0440 "KEY='é'\nUSER=m\n"`, `conf/url 0440 "postgres://orders:a%2Fb%0A@db/orders"`,
+		`mail/KEY 0440 "é"`, `mail/USER 0440 "m"`, `password 0400 "a/b\n"`,
 	}
 	if strings.Join(got, "\n") != strings.Join(want, "\n") {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
@@ -89,6 +93,26 @@ func TestAPlanSaysWhatIsWrongWithIt(t *testing.T) {
 	}
 }
 
+// A plan is written by whoever has the pod, and read beside those of others.
+func TestAPlanTakesLittleMemory(t *testing.T) {
+	for _, text := range []string{"- {path: a, credential: c}" + strings.Repeat("\n", maxText), "[" + strings.Repeat("a,", maxText/2-1) + "]"} {
+		if _, err := Parse(text, 0o440); fault.Of(err) != fault.Invalid || len(err.Error()) > 1000 {
+			t.Errorf("%.60q: %.200v", text, err)
+		}
+	}
+	var text strings.Builder
+	for i := range maxEntries {
+		fmt.Fprintf(&text, "- {path: f%d, credential: c, format: env}\n", i)
+	}
+	p, err := Parse(text.String(), 0o440)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.Render(map[string]map[string]secret.Bytes{"c": {"K": secret.Bytes(strings.Repeat("x", maxContent/4))}}); err == nil || !strings.Contains(err.Error(), "up to files[3] ") {
+		t.Error("more than the room for files is made: ", err)
+	}
+}
+
 // No file is made when one cannot be, and no error has a value.
 func TestRenderMakesAllOrNothing(t *testing.T) {
 	for text, named := range map[string]string{
@@ -130,6 +154,59 @@ func TestADenialSaysWhatToDo(t *testing.T) {
 	}
 	if text := (account{"shop", "orders"}).denial("it's $HOME"); !strings.Contains(text, `--resource-name='it'\''s $HOME' `) || !strings.Contains(text, "role unseal-2a6de119-orders ") {
 		t.Error(text)
+	}
+}
+
+// Whatever answers in the place of a vault, little of it is kept.
+func TestALongAnswerIsNotRead(t *testing.T) {
+	chunk := make([]byte, 64<<10)
+	var sent atomic.Int64
+	endless := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		for {
+			n, err := w.Write(chunk)
+			if sent.Add(int64(n)); err != nil {
+				return
+			}
+		}
+	}))
+	defer endless.Close()
+	s, err := NewServer(endless.URL, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Read(t.Context(), "t", "db"); fault.Of(err) != fault.Unavailable || !strings.Contains(err.Error(), "it is no vault's") {
+		t.Error(err)
+	}
+}
+
+// A server cannot have the caller wait: in the CSI provider, another one waits behind it.
+func TestAReadIsOneAttempt(t *testing.T) {
+	var reads atomic.Int32
+	busy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		reads.Add(1)
+		w.Header().Set("Retry-After", "1")
+		w.WriteHeader(http.StatusTooManyRequests)
+	}))
+	defer busy.Close()
+	s, err := NewServer(busy.URL, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Read(t.Context(), "t", "db"); fault.Of(err) != fault.Exhausted || reads.Load() != 1 {
+		t.Error(err, reads.Load())
+	}
+}
+
+func TestARefusalNamesWhoseTokenItIs(t *testing.T) {
+	s := &Server{url: "https://vault.example.org"}
+	for token, want := range map[string]string{
+		"e30.eyJzdWIiOiJzeXN0ZW06c2VydmljZWFjY291bnQ6c2hvcDpvcmRlcnMifQ.c2ln": "ServiceAccount shop/orders", "e30.e30.c2ln": "no ServiceAccount", "": "the API key",
+	} {
+		for _, status := range []int{http.StatusUnauthorized, http.StatusForbidden} {
+			if err := s.explain(&client.Error{Status: status}, "db", token); !strings.Contains(err.Error(), want) {
+				t.Errorf("%d to %q: %v", status, token, err)
+			}
+		}
 	}
 }
 

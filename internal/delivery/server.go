@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"regexp"
@@ -40,7 +41,8 @@ type Server struct {
 }
 
 // NewServer returns the server at a URL. Its certificate is verified with the authorities in caFile, or with
-// those of the system if caFile is "". The file is read again for each read, since it may be replaced.
+// those of the system if caFile is "". The file is read again for each read, since it may be replaced. A read is one
+// attempt: whoever asks knows when to ask again, and a server cannot have it wait.
 func NewServer(url, caFile string, options ...client.Option) (*Server, error) {
 	s := &Server{url: url, caFile: caFile, options: options}
 	_, err := s.connect()
@@ -71,7 +73,8 @@ func (s *Server) connect() (*client.V2, error) {
 	}
 	transport := http.DefaultTransport.(*http.Transport).Clone() //nolint:forcetypeassert // nobody replaces it
 	transport.TLSClientConfig = config
-	c, err := client.New(s.url, append(slices.Clone(s.options), client.WithHTTPClient(&http.Client{Transport: transport, Timeout: readTimeout}))...)
+	c, err := client.New(s.url, append(slices.Clone(s.options), client.WithRetries(0),
+		client.WithHTTPClient(&http.Client{Transport: shortAnswers{transport}, Timeout: readTimeout}))...)
 	if err != nil {
 		return nil, err
 	}
@@ -82,8 +85,36 @@ func (s *Server) connect() (*client.V2, error) {
 	return s.client, nil
 }
 
-// readTimeout bounds one attempt. It is longer than the longest wait.
-const readTimeout = 65 * time.Second
+const (
+	readTimeout = 65 * time.Second // longer than the longest wait
+	maxAnswer   = 4 << 20          // bytes; a credential has at most a few hundred thousand, and JSON escapes some
+)
+
+// shortAnswers ends an answer that is longer than any of a vault, before it fills the memory.
+type shortAnswers struct{ http.RoundTripper }
+
+// RoundTrip implements [http.RoundTripper].
+func (s shortAnswers) RoundTrip(r *http.Request) (*http.Response, error) {
+	answer, err := s.RoundTripper.RoundTrip(r)
+	if err == nil {
+		answer.Body = &shortBody{answer.Body, maxAnswer}
+	}
+	return answer, err
+}
+
+type shortBody struct {
+	io.ReadCloser
+	left int // bytes
+}
+
+// Read implements [io.Reader].
+func (b *shortBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if b.left -= n; b.left < 0 {
+		return 0, fmt.Errorf("the answer has more than %d bytes, so it is no vault's", maxAnswer)
+	}
+	return n, err
+}
 
 // Credential is a version of a credential.
 type Credential struct {
@@ -139,8 +170,12 @@ func (s *Server) explain(err error, name, token string) error {
 		return err
 	case errors.Is(err, client.ErrForbidden) && account.name != "":
 		return fault.New(fault.Forbidden, account.denial(name))
+	case errors.Is(err, client.ErrForbidden) && token != "":
+		return fault.New(fault.Forbidden, fmt.Sprintf("credential %s cannot be read: it is not there, or it has expired, or the holder of the token, which is no ServiceAccount, may not read it", name))
 	case errors.Is(err, client.ErrForbidden):
-		return fault.New(fault.Forbidden, fmt.Sprintf("credential %s cannot be read: it is not there, or it has expired, or the API key lacks the scope vault:read or a policy that reaches it", name))
+		return fault.New(fault.Forbidden, fmt.Sprintf("credential %s cannot be read: it is not there, or it has expired, or a policy keeps it away, or the API key lacks the scope vault:read", name))
+	case errors.Is(err, client.ErrUnauthenticated) && token != "" && account.name == "":
+		return fault.New(fault.Unauthenticated, s.url+" does not accept the token, which is no ServiceAccount's: mount a projected serviceAccountToken with the audience "+Audience)
 	case errors.Is(err, client.ErrUnauthenticated) && token != "":
 		return fault.New(fault.Unauthenticated, fmt.Sprintf("%s does not accept the token of ServiceAccount %s: it needs the audience %s, and must be one of the cluster in which the server runs", s.url, account, Audience))
 	case errors.Is(err, client.ErrUnauthenticated):
@@ -192,7 +227,7 @@ func (a account) denial(name string) string {
 	if !plain.MatchString(name) {
 		quoted = "'" + strings.ReplaceAll(name, "'", `'\''`) + "'"
 	}
-	return fmt.Sprintf("credential %[1]s cannot be read: it is not there, or it has expired, or ServiceAccount %[2]s/%[3]s lacks unseal on it: "+
+	return fmt.Sprintf("credential %[1]s cannot be read: it is not there, or it has expired, or a policy keeps it away, or ServiceAccount %[2]s/%[3]s lacks unseal on it: "+
 		"kubectl create role %[4]s --namespace %[2]s --verb=unseal --resource=sealedcredentials.latticekeep.dev --resource-name=%[5]s && "+
 		"kubectl create rolebinding %[4]s --namespace %[2]s --role=%[4]s --serviceaccount=%[2]s:%[3]s", name, a.namespace, a.name, role, quoted)
 }
