@@ -1,9 +1,15 @@
 package guard
 
-import "time"
+import (
+	"time"
+
+	"github.com/latticekeep/latticekeep/internal/audit"
+	"github.com/latticekeep/latticekeep/internal/authz"
+)
 
 const (
 	MaxStrangers       = maxStrangers
+	MaxRepeats         = maxRepeats
 	MaxRepeatsOfTenant = maxRepeatsOfTenant
 )
 
@@ -14,4 +20,17 @@ func NewMinuteLimit(most int) *Limit { return &limit{period: time.Minute, most: 
 
 func (r *limit) First(group, source string, now time.Time) bool {
 	return r.first(group, source, now)
+}
+
+type Repeats = repeats
+
+func NewRepeats() *Repeats {
+	return &repeats{byKey: make(map[string]*repeated), tenants: make(map[authz.TenantID]int)}
+}
+
+// Add counts an event of a tenant, and reports whether there was room for it.
+func (r *repeats) Add(tenant authz.TenantID, key string) bool {
+	before := len(r.byKey)
+	r.countEvent(key, audit.Event{Principal: authz.Principal{Tenant: tenant}}, time.Time{})
+	return len(r.byKey) > before
 }

@@ -234,6 +234,26 @@ func TestNoTenantTakesTheRoomForCounts(t *testing.T) {
 	}
 }
 
+// When a few tenants have filled what there is for all, the others are counted all the same, up to a few events each.
+func TestAFewTenantsLeaveRoomForCounts(t *testing.T) {
+	r := guard.NewRepeats()
+	for tenant := range guard.MaxRepeats / guard.MaxRepeatsOfTenant {
+		for i := range guard.MaxRepeatsOfTenant {
+			if !r.Add(authz.TenantID(fmt.Sprint("many", tenant)), fmt.Sprint(tenant, i)) {
+				t.Fatal("no room for event", i, "of tenant", tenant)
+			}
+		}
+	}
+	for i := range 100 {
+		if !r.Add("few", fmt.Sprint("few", i)) {
+			t.Fatal("no room for event", i, "of a tenant with few")
+		}
+	}
+	if r.Add("few", "beyond") || r.Add("many0", "beyond") {
+		t.Error("what is beyond all bounds is kept")
+	}
+}
+
 // repeatsOf returns how many events the entries stand for, oldest first.
 func repeatsOf(f *audittest.Fixture) (all []string) {
 	for _, e := range f.Entries() {

@@ -11,10 +11,12 @@ import (
 )
 
 // These are the highest numbers of events whose repetitions are counted at the same time. Each event beyond them
-// has an entry of its own. No tenant takes the room of all.
+// has an entry of its own. No few tenants take the room of all: each has some when the others have filled theirs.
 const (
 	maxRepeats         = 10_000
 	maxRepeatsOfTenant = 2_000
+	spareRepeats       = 10_000 // beyond maxRepeats, for tenants that have few
+	fewRepeats         = 100
 )
 
 // repeats counts the repetitions of events in an hour.
@@ -45,7 +47,7 @@ func (r *repeats) countEvent(key string, e audit.Event, hour time.Time) (n int, 
 	defer r.mu.Unlock()
 	known := r.byKey[key]
 	switch {
-	case known == nil && (len(r.byKey) >= maxRepeats || r.tenants[e.Principal.Tenant] >= maxRepeatsOfTenant):
+	case known == nil && !r.hasRoom(e.Principal.Tenant):
 		return 1, false
 	case known == nil:
 		known = &repeated{}
@@ -58,6 +60,11 @@ func (r *repeats) countEvent(key string, e audit.Event, hour time.Time) (n int, 
 	n = known.count + 1
 	*known = repeated{last: e, hour: hour}
 	return n, false
+}
+
+func (r *repeats) hasRoom(tenant authz.TenantID) bool {
+	of := r.tenants[tenant]
+	return len(r.byKey) < maxRepeats && of < maxRepeatsOfTenant || len(r.byKey) < maxRepeats+spareRepeats && of < fewRepeats
 }
 
 // undoEntry takes back an entry that could not be written: the next event tries again. It keeps what was only
