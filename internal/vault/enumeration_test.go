@@ -144,7 +144,7 @@ func TestAllThatIsNotThereIsOneCase(t *testing.T) {
 	others := map[string]string{
 		"Seal": "makes one", "Put": "makes one where none is", "List": "names none", "Summary": "names none",
 		"Owned": "an object's", "Apply": "an object's", "Generate": "an object's", "Reencrypt": "an object's", "Release": "an object's",
-		"UnsealOwned": "an object's", "Holds": "an object's", "IsHeld": "what FindHeld found", "Adopt": "an object's", "Objects": "the deployment's", "SealingKeyUse": "the deployment's",
+		"UnsealOwned": "an object's", "Holds": "an object's", "StillHeld": "what FindHeld found", "Adopt": "an object's", "Objects": "the deployment's", "SealingKeyUse": "the deployment's",
 		"Sweep": "the deployment's",
 	}
 	for method := range reflect.TypeFor[*Vault]().Methods() {

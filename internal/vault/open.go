@@ -95,7 +95,7 @@ type Held struct{ ID, EntityTag string }
 
 // FindHeld returns the version that p would read, if tags name it: p then has its values already. It
 // opens nothing, and records that p asked: once an hour, with a count. waits says that p goes on to ask
-// [Vault.IsHeld]. Otherwise it returns nil and records nothing: the caller goes on to [Vault.Read]. Errors:
+// [Vault.StillHeld]. Otherwise it returns nil and records nothing: the caller goes on to [Vault.Read]. Errors:
 // fault.Forbidden without the right to unseal, fault.Unavailable.
 func (v *Vault) FindHeld(ctx context.Context, p authz.Principal, r Reference, tags Condition, waits bool) (*Held, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
@@ -117,13 +117,16 @@ func (v *Vault) FindHeld(ctx context.Context, p authz.Principal, r Reference, ta
 	return &Held{found.id, record.EntityTag(found.id, found.record.Version)}, nil
 }
 
-// IsHeld reports whether tags still name what p would read. It is for repeated looks after
-// [Vault.FindHeld], and records nothing. Error: fault.Unavailable.
-func (v *Vault) IsHeld(ctx context.Context, p authz.Principal, r Reference, tags Condition) (bool, error) {
+// StillHeld returns the version that p would read if tags still name it, or nil. It is for repeated looks
+// after [Vault.FindHeld], and records nothing. Error: fault.Unavailable.
+func (v *Vault) StillHeld(ctx context.Context, p authz.Principal, r Reference, tags Condition) (*Held, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	found, err := v.look(ctx, p, v.records.finder(p, r, v.now()), nil)
-	return err == nil && found.isNamed(tags, v.now()), err
+	if err != nil || !found.isNamed(tags, v.now()) {
+		return nil, err
+	}
+	return &Held{found.id, record.EntityTag(found.id, found.record.Version)}, nil
 }
 
 // lookup is the result of a search for a credential.

@@ -45,6 +45,7 @@ func (call *Call) wait(c *gin.Context, l Later) (any, error) {
 	err := l.Wait(waiting)
 	call.waited = time.Since(begun)
 	_ = connection.SetWriteDeadline(time.Now().Add(stalled))
+	c.Request = c.Request.WithContext(call.connection) // the time of the request is over
 	if err != nil {
 		return nil, err
 	}

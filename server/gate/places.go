@@ -13,7 +13,7 @@ import (
 // Places bounds the requests that last, such as tails and waits: so that no caller takes all places of its
 // tenant, and no tenant those of all. It is safe for concurrent use.
 type Places struct {
-	caller, tenant int
+	perCaller, perTenant int
 
 	mu    sync.Mutex
 	taken map[holder]int
@@ -38,8 +38,8 @@ const (
 
 // NewPlaces returns so many places for each caller, for each tenant and for all. The pods of a
 // ServiceAccount are callers of their own.
-func NewPlaces(caller, tenant, all int) *Places {
-	return &Places{caller: caller, tenant: tenant, taken: make(map[holder]int), pool: fair.NewPool[authz.TenantID](int64(all), placeGrace)}
+func NewPlaces(perCaller, perTenant, all int) *Places {
+	return &Places{perCaller: perCaller, perTenant: perTenant, taken: make(map[holder]int), pool: fair.NewPool[authz.TenantID](int64(all), placeGrace)}
 }
 
 // Take takes a place; release returns it. end is called if it must be released for another tenant. Errors:
@@ -47,27 +47,27 @@ func NewPlaces(caller, tenant, all int) *Places {
 // together have too many.
 func (s *Places) Take(ctx context.Context, p authz.Principal, end func()) (release func(), err error) {
 	caller, tenant := holder{p.Tenant, p.ID, p.Pod}, holder{tenant: p.Tenant}
-	if !s.count(caller, tenant) {
+	if !s.reserve(caller, tenant) {
 		return nil, fault.Exhausted
 	}
 	ctx, cancel := context.WithTimeout(ctx, PlaceWait)
 	defer cancel()
 	place, err := s.pool.Acquire(ctx, p.Tenant, 1, end)
 	if err != nil {
-		s.uncount(caller, tenant)
+		s.unreserve(caller, tenant)
 		return nil, fault.Unavailable
 	}
 	return func() {
 		place.Release()
-		s.uncount(caller, tenant)
+		s.unreserve(caller, tenant)
 	}, nil
 }
 
-// count reports whether the caller and the tenant may have one more.
-func (s *Places) count(caller, tenant holder) bool {
+// reserve counts one more place, or returns false if the caller or the tenant has its maximum.
+func (s *Places) reserve(caller, tenant holder) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.taken[caller] >= s.caller || s.taken[tenant] >= s.tenant {
+	if s.taken[caller] >= s.perCaller || s.taken[tenant] >= s.perTenant {
 		return false
 	}
 	s.taken[caller]++
@@ -75,7 +75,7 @@ func (s *Places) count(caller, tenant holder) bool {
 	return true
 }
 
-func (s *Places) uncount(caller, tenant holder) {
+func (s *Places) unreserve(caller, tenant holder) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, of := range []holder{caller, tenant} {

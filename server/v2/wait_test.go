@@ -224,6 +224,37 @@ func TestAWaitEndsWithTheRightsOfItsCaller(t *testing.T) {
 	s.untilLogged(t, "reason", "caller_ended")
 }
 
+// A wait ends soon after the key of its caller, though the credential stays as it is. A wait that went on would last
+// 55 seconds.
+func TestAWaitIsLookedAtWhileNothingChanges(t *testing.T) {
+	s := newService(t)
+	user := s.RegisterVerified("owner@example.org")
+	made := s.Send("POST", "/api/v2/vault/seal", user.Access, object{"name": "n", "credential_type": "t", "values": object{"key": "first"}}).Want(t, http.StatusCreated)
+	path := "/api/v2/vault/" + made["credential_id"].(string)
+	key := s.Send("POST", "/api/v2/api-keys", user.Access, object{"name": "reader", "scopes": []string{"vault:read"}}).Want(t, http.StatusCreated)
+	tag := s.Call(servertest.Request{Method: "GET", Path: path, Key: key["api_key"].(string)}).Header.Get("ETag")
+	begun := time.Now()
+	answered := s.begin(conditional(key["api_key"].(string), path+"?wait=55", tag))
+	s.untilLogged(t, "wait", "true")
+	s.Call(servertest.Request{Method: "DELETE", Path: "/api/v2/api-keys/" + key["key_id"].(string), Bearer: user.Access}).Want(t, http.StatusOK)
+	if r := <-answered; r.Status != http.StatusUnauthorized || time.Since(begun) >= 55*time.Second {
+		t.Errorf("%d after %s", r.Status, time.Since(begun))
+	}
+}
+
+// Whoever has any version is told which one the credential has, also after another one came.
+func TestA304HasTheTagOfNow(t *testing.T) {
+	s := newService(t)
+	id, tag := s.sealed()
+	answered := s.begin(conditional(s.Key, "/api/v2/vault/"+id+"?wait=5", "*"))
+	s.untilWaiting(t, 1)
+	s.replace(id, "second")
+	now := s.Get("/api/v2/vault/" + id).Header.Get("ETag")
+	if r := <-answered; r.Status != http.StatusNotModified || r.Header.Get("ETag") != now || now == tag {
+		t.Errorf("%d %s, not %s", r.Status, r.Header.Get("ETag"), now)
+	}
+}
+
 // The path that a policy allowed may be taken away while the caller waits.
 func TestAWaitEndsWithThePolicyOfItsCaller(t *testing.T) {
 	s := newService(t)

@@ -94,7 +94,7 @@ func (w *waiting) answerNow(ctx context.Context, waits bool) (answer any, held *
 //nolint:contextcheck // the wait outlasts the context of the request
 func (w *waiting) startWait(ctx context.Context, most time.Duration) (any, error) {
 	ended, end := context.WithCancel(context.Background())
-	release, err := w.waits.Take(ctx, w.call.Principal(), end)
+	release, err := w.takePlace(ctx, w.call.Principal(), end)
 	if err != nil {
 		end()
 		return nil, cmp.Or(w.guard.RecordAttemptOncePerMinute(ctx, w.call.Principal(), authz.UnsealCredential, audit.Failure, "too_many_waits"), err)
@@ -123,16 +123,25 @@ func (w *waiting) startWait(ctx context.Context, most time.Duration) (any, error
 			if err := w.recheckCaller(ctx); err != nil {
 				return nil, err
 			}
-			same, err := w.vault.IsHeld(ctx, w.call.Principal(), w.r, w.tags)
+			held, err := w.vault.StillHeld(ctx, w.call.Principal(), w.r, w.tags)
 			switch {
 			case err != nil:
 				return nil, err
-			case same:
-				return answer, nil
+			case held != nil: // tags may name several versions
+				return gate.NotModified{EntityTag: held.EntityTag}, nil
 			}
 			return unsealed(w.c)(w.vault.Read(ctx, w.call.Principal(), w.r))
 		},
 	}, nil
+}
+
+// takePlace takes a place for a wait. Error: fault.Exhausted, whoever has the places: a server without one serves
+// other reads as ever, so this is no outage.
+func (a *reads) takePlace(ctx context.Context, p authz.Principal, end func()) (release func(), err error) {
+	if release, err = a.waits.Take(ctx, p, end); err != nil {
+		return nil, fault.Exhausted
+	}
+	return release, nil
 }
 
 // untilChanged returns when the caller has not the newest version any more, or at the end of ctx. It looks at the
@@ -167,8 +176,8 @@ func (w *waiting) isOther(ctx context.Context, r vault.Reference) bool {
 		return false
 	}
 	defer w.looks.Release(1)
-	same, err := w.vault.IsHeld(ctx, w.call.Principal(), r, w.tags)
-	return err == nil && !same
+	held, err := w.vault.StillHeld(ctx, w.call.Principal(), r, w.tags)
+	return err == nil && held == nil
 }
 
 // recheckCaller looks the caller up again. A refusal has its entry.
