@@ -21,6 +21,9 @@ type delivery struct {
 	values []string // passwords that the credential has had
 }
 
+// ways are the ways of delivery, each with a pod.
+var ways = []string{"csi", "agent"}
+
 const (
 	ledger      = "ledger"       // a credential of the shop without a target
 	ledgerPlain = "ledger.plain" // its values, which a user has elsewhere
@@ -67,7 +70,7 @@ func (d *delivery) start(ctx context.Context) error {
 func (d *delivery) newVersion(ctx context.Context, version int) error {
 	password := "s3cret/" + rand.Text()
 	d.values = append(d.values, password)
-	for line := range strings.Lines(d.files()) { // other ones on each run
+	for line := range strings.Lines(d.files()) { // the digests differ on each run
 		name, digest, _ := strings.Cut(strings.TrimSpace(line), " SHA-256 ")
 		d.out.hide(digest, fmt.Sprintf("<digest of %s in version %d>", strings.SplitN(name, ":", 2)[0], version))
 	}
@@ -133,17 +136,22 @@ func (d *delivery) byCSI(ctx context.Context) error   { return d.deliver(ctx, "c
 func (d *delivery) byAgent(ctx context.Context) error { return d.deliver(ctx, "agent") }
 
 func (d *delivery) deliver(ctx context.Context, by string) error {
+	if err := d.all(ctx, "kubectl apply --filename "+strings.Join(d.manifests(by), " --filename ")); err != nil {
+		return err
+	}
+	if err := d.reads(ctx, by); err != nil {
+		return err
+	}
+	return d.all(ctx, "kubectl logs "+ledger+"-"+by+" --container ledger --namespace "+shop)
+}
+
+// reads returns once a pod is ready and has the newest version.
+func (d *delivery) reads(ctx context.Context, by string) error {
 	pod := ledger + "-" + by
-	if err := d.all(ctx,
-		"kubectl apply --filename "+strings.Join(d.manifests(by), " --filename "),
-		"kubectl wait --for=condition=Ready pod/"+pod+" --namespace "+shop+" "+waitArg,
-	); err != nil {
+	if err := d.all(ctx, "kubectl wait --for=condition=Ready pod/"+pod+" --namespace "+shop+" "+waitArg); err != nil {
 		return err
 	}
-	if err := d.untilLogged(ctx, shop, pod, d.files()); err != nil {
-		return err
-	}
-	return d.all(ctx, "kubectl logs "+pod+" --container ledger --namespace "+shop)
+	return d.untilLogged(ctx, shop, pod, d.files())
 }
 
 // nothingStored fails if a value that the credential has had is in a Secret, or anywhere in etcd.
@@ -190,7 +198,7 @@ func (d *delivery) rotate(ctx context.Context) error {
 	if err := d.newVersion(ctx, 2); err != nil {
 		return err
 	}
-	for _, by := range []string{"csi", "agent"} {
+	for _, by := range ways {
 		pod := ledger + "-" + by
 		if err := d.untilLogged(ctx, shop, pod, d.files()); err != nil {
 			return err
@@ -210,7 +218,7 @@ func (d *delivery) rotate(ctx context.Context) error {
 
 // deny takes the pods' right away, shows what new ones are told, and does what that says.
 func (d *delivery) deny(ctx context.Context) error {
-	for _, by := range []string{"csi", "agent"} {
+	for _, by := range ways {
 		pod := ledger + "-" + by
 		if err := d.all(ctx,
 			"kubectl delete pod "+pod+" --namespace "+shop,
@@ -282,9 +290,26 @@ func (d *delivery) untilAllTold(ctx context.Context) error {
 	return err
 }
 
+func (d *delivery) stopVault(ctx context.Context) error {
+	return d.all(ctx, scale+"0", "kubectl wait --for=delete pod/latticekeep-0 --namespace "+system+" "+waitArg)
+}
+
+// startVault returns once the vault is back, and both pods have their files.
+func (d *delivery) startVault(ctx context.Context) error {
+	if err := d.all(ctx, podsOf(shop), scale+"1", "kubectl rollout status statefulset/latticekeep --namespace "+system+" "+waitArg); err != nil {
+		return err
+	}
+	for _, by := range ways {
+		if err := d.reads(ctx, by); err != nil {
+			return err
+		}
+	}
+	return d.all(ctx, podsOf(shop))
+}
+
 // withoutVault restarts kubelet while there is no vault: running pods have their files, new ones wait.
 func (d *delivery) withoutVault(ctx context.Context) error {
-	if err := d.all(ctx, scale+"0", "kubectl wait --for=delete pod/latticekeep-0 --namespace "+system+" "+waitArg); err != nil {
+	if err := d.stopVault(ctx); err != nil {
 		return err
 	}
 	if err := d.node.RestartKubelet(); err != nil {
@@ -294,7 +319,7 @@ func (d *delivery) withoutVault(ctx context.Context) error {
 	if err := d.all(ctx, "kubectl wait --for=condition=Ready nodes --all "+waitArg, podsOf(shop)); err != nil {
 		return err
 	}
-	for _, by := range []string{"csi", "agent"} {
+	for _, by := range ways {
 		pod := ledger + "-" + by
 		if err := d.all(ctx, "kubectl delete pod "+pod+" --namespace "+shop); err != nil {
 			return err
@@ -307,27 +332,15 @@ func (d *delivery) withoutVault(ctx context.Context) error {
 	if err := d.untilAllTold(ctx); err != nil {
 		return err
 	}
-	if err := d.all(ctx, podsOf(shop), scale+"1", "kubectl rollout status statefulset/latticekeep --namespace "+system+" "+waitArg); err != nil {
-		return err
-	}
-	for _, by := range []string{"csi", "agent"} {
-		pod := ledger + "-" + by
-		if err := d.all(ctx, "kubectl wait --for=condition=Ready pod/"+pod+" --namespace "+shop+" "+waitArg); err != nil {
-			return err
-		}
-		if err := d.untilLogged(ctx, shop, pod, d.files()); err != nil {
-			return err
-		}
-	}
-	return nil
+	return d.startVault(ctx)
 }
 
 // nodeWithoutVault restarts the node while there is no vault: all pods wait, and go on when it is back.
 func (d *delivery) nodeWithoutVault(ctx context.Context) error {
-	if err := d.all(ctx, scale+"0", "kubectl wait --for=delete pod/latticekeep-0 --namespace "+system+" "+waitArg); err != nil {
+	if err := d.stopVault(ctx); err != nil {
 		return err
 	}
-	// What is told afterwards is of afterwards.
+	// Events of before must not answer what is asked below.
 	if _, err := d.quietly(ctx, "kubectl delete events --all --namespace "+shop); err != nil {
 		return err
 	}
@@ -338,19 +351,12 @@ func (d *delivery) nodeWithoutVault(ctx context.Context) error {
 	if err := d.untilAllTold(ctx); err != nil {
 		return err
 	}
-	if err := d.all(ctx, podsOf(shop), scale+"1", "kubectl rollout status statefulset/latticekeep --namespace "+system+" "+waitArg); err != nil {
-		return err
-	}
-	for _, by := range []string{"csi", "agent"} {
-		pod := ledger + "-" + by
-		if err := d.all(ctx, "kubectl wait --for=condition=Ready pod/"+pod+" --namespace "+shop+" "+waitArg); err != nil {
-			return err
-		}
-		if err := d.untilLogged(ctx, shop, pod, d.files()); err != nil {
-			return err
-		}
-	}
-	return d.all(ctx, podsOf(shop),
+	return d.startVault(ctx)
+}
+
+// finish takes the pods, the credential and the provider away again.
+func (d *delivery) finish(ctx context.Context) error {
+	return d.all(ctx,
 		"kubectl delete pod "+ledger+"-csi "+ledger+"-agent --namespace "+shop,
 		"kubectl delete sealedcredential "+ledger+" --namespace "+shop,
 		"helm upgrade latticekeep "+chart+" --namespace "+system+" --values "+values+" --wait "+waitArg,

@@ -9,7 +9,7 @@ const Inside = "LATTICEKEEP_E2E_NODE"
 type Config struct {
 	Dir      string   // the value of Inside
 	Programs string   // folder of kube-apiserver, kubelet and the like
-	CSI      string   // folder of the Secrets Store CSI driver and the registrar
+	CSI      string   // folder of the Secrets Store CSI driver, the registrar and the resources of the driver
 	Images   []string // archives of all images that pods use
 	Sandbox  string   // name of the image whose container holds the namespaces of a pod
 }

@@ -22,8 +22,9 @@ func (n *Node) RestartKubelet() error {
 	return n.runKubelet()
 }
 
-// restart does to the containers and to what runs them what a restart of the machine does: they end
-// without a word, and what they had in memory is gone. The control plane runs on, as on another machine.
+// Restart has the effect of a restart of the machine on the containers and on what runs them: they are
+// killed, and what they had in memory is gone. The control plane runs on, as on another machine. Call it
+// after [Node.StartCSI].
 func (n *Node) Restart(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
