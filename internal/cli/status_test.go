@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/latticekeep/latticekeep/internal/cli/command"
+	"github.com/latticekeep/latticekeep/internal/fault"
 	"github.com/latticekeep/latticekeep/test/logtest"
 )
 
@@ -98,6 +99,11 @@ func TestExitStatusesTellWhatHappened(t *testing.T) {
 		if _, err := run(t, c.args...); ExitStatus(err) != c.status || !strings.Contains(fmt.Sprint(err), c.says) {
 			t.Errorf("%v: status %d, want %d and %q: %v", c.args, ExitStatus(err), c.status, c.says, err)
 		}
+	}
+
+	// The agent tries again after a 429, and ends with its own words when its time is over.
+	if err := fault.New(fault.Exhausted, "too many requests"); ExitStatus(err) != command.StatusRefused {
+		t.Errorf("%v: status %d, want %d", err, ExitStatus(err), command.StatusRefused)
 	}
 
 	// No change to an export looks like an outage. Only the last line may be missing, as in an export

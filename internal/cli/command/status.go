@@ -76,7 +76,7 @@ func Status(err error) int {
 		return StatusUsage
 	case isUnreachable(err):
 		return StatusUnreachable
-	case errors.Is(err, fault.Forbidden), errors.Is(err, fault.Unauthenticated): // a KMS refused, or a server did and the agent says why
+	case errors.Is(err, fault.Forbidden), errors.Is(err, fault.Unauthenticated), errors.Is(err, fault.Exhausted): // a KMS refused, or a server did and the agent says why
 		return StatusRefused
 	}
 	return StatusFailed
