@@ -51,7 +51,7 @@ the pod that the volume is for, which the driver hands to it, and stores nothing
 	}
 	command.RegisterURL(cmd.Flags(), &url, "base URL of the server")
 	cmd.Flags().StringVar(&caFile, "ca-file", "", caUsage)
-	cmd.Flags().StringVar(&socket, "socket", "/var/run/secrets-store-csi-providers/latticekeep.sock", "path of the socket, named after the provider in a SecretProviderClass")
+	cmd.Flags().StringVar(&socket, "socket", "/var/run/secrets-store-csi-providers/latticekeep.sock", "path of the socket; its file name without .sock is spec.provider of a SecretProviderClass")
 	return cmd
 }
 
@@ -81,22 +81,23 @@ func NewAgentCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "agent --files FILE --into FOLDER -- [COMMAND [ARGUMENT]...]",
 		Short: "Keep files up to date with credentials",
-		Long: `Write files of credentials into a folder, and write them again when a credential gets another version,
-which the agent waits for. All files are replaced in one step. When a credential cannot be read any more, the files
-that are there stay.
+		Long: `Write credentials to files in a folder, wait for new versions, and write the files again. All files are
+replaced in one step. When a credential cannot be read any more, the files that are there stay.
 
-FILE is a list in YAML. Each entry has the path of a file and the credential. With key the file is one value,
-with template a text in which $(key) stands for a value, with format: env a .env file; without these, path
-is a folder with a file for each value.
+FILE is a list in YAML. Each entry has the path of a file and the name of a credential. With key the file is one
+value. With template it is a text in which $(key) stands for a value; encoding: URL or JSON encodes the values.
+With format: env it is a .env file of all values. Without these, path is a folder with a file for each value.
+mode is the mode of the files in octal, 0440 by default.
 
 In a pod the agent reads with the token of its ServiceAccount (--token-file), which needs the verb unseal. Elsewhere it
 reads with an API key that has the scope vault:read. The folder must be in memory, as is an emptyDir with medium:
 Memory, unless --allow-disk is given.
 
-With --once the agent ends when the files are there, as an init container or a step before a service does. With COMMAND, it
-starts the command once the files are written, forwards signals to it, and exits with its status.`,
-		Example: `  latticekeep agent --once --files files.yaml --into /run/orders --api-key-file key
-  latticekeep agent --files files.yaml --into /credentials --token-file /var/run/secrets/latticekeep/token -- ./server`,
+With --once the agent ends when the files are there, as an init container or a step before a service does; it takes no
+COMMAND then. With COMMAND, it starts the command once the files are written, forwards signals to it, and exits with its
+status.`,
+		Example: `  latticekeep agent --once --url https://vault.example.org --api-key-file orders.key --files files.yaml --into /run/orders
+  latticekeep agent --url https://latticekeep.latticekeep-system.svc:8200 --ca-file /var/run/latticekeep/ca.crt --token-file /var/run/latticekeep/token --files files.yaml --into /credentials -- ./server`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd, args) },
 	}
