@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/latticekeep/latticekeep/internal/cli/command"
 	"github.com/latticekeep/latticekeep/test/machine"
 	"github.com/latticekeep/latticekeep/test/servertest"
 )
@@ -70,10 +71,39 @@ func followAgent(f *documented) {
 		f.Error(got)
 	}
 
+	// The program in the container of the agent is started with the flags of the sidecar.
+	for _, arg := range pod.Spec.InitContainers[1].Args {
+		if !slices.Contains(strings.Fields(f.left[0]), arg) {
+			f.Errorf("the agent that starts a program lacks %s", arg)
+		}
+	}
 	into := folderInMemory(f.T)
-	f.bind("/run/orders", into)
 	must(f.T, os.WriteFile(f.path("orders"), []byte("#!/bin/sh\ncat "+into+"/url; echo \" $*\"\n"), 0o700)) //nolint:gosec // it is a program
-	f.run("latticekeep agent --files files.yaml", "postgres://orders:a%2Fb@db/orders --port 8080")
+	f.runAs("/latticekeep agent", []string{"/latticekeep agent", "latticekeep agent", "https://latticekeep.latticekeep-system.svc:8200", s.URL,
+		"--ca-file=/var/run/latticekeep/ca.crt", "", "--token-file=/var/run/latticekeep/token", "--api-key-file=orders.key",
+		"/var/run/latticekeep/files.yaml", "files.yaml", "/credentials", into}, "postgres://orders:a%2Fb@db/orders --port 8080")
+
+	// The key of a machine reads the credential of its policy, by its path, and no other.
+	f.set("LATTICEKEEP_API_KEY", s.Key)
+	s.Post("/api/v2/vault/seal", `{"name":"shop/orders-database","credential_type":"database","values":{"password":"of the machine"}}`).Want(f.T, http.StatusCreated)
+	f.run("latticekeep access put orders-read", "shop/orders-database=read")
+	id := regexp.MustCompile(`key_\w+`).FindString(f.run("(umask 077; latticekeep apikey create orders"))
+	f.runAs("latticekeep access bind", []string{"key_…", id}, "1 of the policies")
+	read := func(plan string) (string, error) {
+		dir := folderInMemory(f.T)
+		machine.WriteFile(f.T, f.path("machine.yaml"), []byte(plan))
+		if _, err := run(f.T, "agent", "--once", "--url", s.URL, "--api-key-file", f.path("latticekeep.key"), "--files", f.path("machine.yaml"), "--into", dir); err != nil {
+			return "", err
+		}
+		return readText(f.T, dir+"/password"), nil
+	}
+	plan := manifest(f.T, f.page, "credential: shop/orders-database")
+	if got, err := read(plan); err != nil || got != "of the machine" {
+		f.Errorf("%q %v", got, err)
+	}
+	if got, err := read(strings.Replace(plan, "shop/orders-database", "orders-database", 1)); ExitStatus(err) != command.StatusRefused {
+		f.Errorf("%q %v", got, err)
+	}
 	f.pass("systemctl restart orders-credentials.service", "it needs systemd as the first process")
 }
 

@@ -55,6 +55,11 @@ func followCSI(f *documented) {
 			}
 		}
 	}
+
+	if out := f.runAs("helm upgrade latticekeep", []string{"helm upgrade", "helm template", "charts/latticekeep", root + "/charts/latticekeep", "--reset-then-reuse-values ", ""}, "\n  name: latticekeep\n"); strings.Contains(out, "csi-provider") {
+		f.Error("the provider is still there")
+	}
+	f.run("kubectl label --overwrite namespace latticekeep-system", "labeled")
 }
 
 // csiDriverChart returns the version of the driver's module, and the folder of its chart there.
