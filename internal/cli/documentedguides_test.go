@@ -342,7 +342,7 @@ func followExternalSecrets(f *documented) {
 	f.set("LATTICEKEEP_API_KEY", admin.ApiKey)
 
 	f.run("latticekeep access put shop-read", "shop/**=read")
-	id := regexp.MustCompile(`key_\w+`).FindString(f.run("latticekeep apikey create external-secrets-shop"))
+	id := regexp.MustCompile(`key_\w+`).FindString(f.run("(umask 077; latticekeep apikey create external-secrets-shop"))
 	f.runAs("latticekeep access bind", []string{"key_…", id}, "1 of the policies")
 	const elsewhere = "the operator and its types are not here; `make external-secrets` runs it"
 	for strings.HasPrefix(f.left[0], "kubectl ") {
