@@ -162,6 +162,7 @@ func TestTheOperatorReadsCredentials(t *testing.T) {
 		for _, args := range [][]string{
 			{"create", "secret", "generic", "latticekeep-api-key", "--from-file=key=" + filepath.Join(s.dir, "api.key")},
 			{"label", "secret", "latticekeep-api-key", "external-secrets.io/type=webhook"},
+			{"create", "configmap", "latticekeep-ca", "--from-file=" + filepath.Join(s.dir, "ca.crt")},
 		} {
 			s.kubectl("", append([]string{"--namespace", "latticekeep-system"}, args...)...)
 		}
