@@ -174,7 +174,7 @@ var ours = map[string]string{
 	"internal/dualsig":                 "internal/frame",
 	"internal/kms":                     "internal/google internal/durable internal/frame internal/fault",
 	"internal/delivery":                "api/client api/openapi/v2 internal/compose internal/dotenv internal/vault/bounds internal/fault internal/secret",
-	"internal/csi":                     "api/client internal/delivery internal/socket internal/fault internal/secret",
+	"internal/csi":                     "api/client internal/delivery internal/fair internal/socket internal/fault internal/secret",
 	"internal/agent":                   "api/client internal/delivery internal/fault internal/secret",
 	"internal/kmsplugin/etcd":          "internal/durable",
 	"internal/socket":                  "internal/durable",

@@ -147,7 +147,7 @@ func (a *Agent) write(of map[string]delivery.Credential) error {
 	defer delivery.Zero(files)
 	leftover, err := write(a.dir, files, time.Now())
 	if leftover != nil {
-		a.c.Logger.Warn("the new files are there, and some of the former ones cannot be removed: run all agents of the folder as one user", "error", leftover)
+		a.c.Logger.Warn("the new files are there, and some of the previous ones cannot be removed: run all agents of the folder as one user", "error", leftover)
 	}
 	return err
 }
@@ -255,17 +255,17 @@ func (a *Agent) held(name string) delivery.Credential {
 func (a *Agent) replace(name string, next delivery.Credential) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	former := a.current[name]
+	previous := a.current[name]
 	a.current[name] = next
 	if err := a.write(a.current); err != nil {
 		if errors.Is(err, fault.Invalid) {
-			former.Tag = next.Tag
+			previous.Tag = next.Tag
 		}
-		a.current[name] = former
+		a.current[name] = previous
 		next.Zero()
 		return err
 	}
-	former.Zero()
+	previous.Zero()
 	return nil
 }
 

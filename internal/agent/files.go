@@ -21,8 +21,8 @@ const (
 	stamp    = "..2006_01_02_15_04_05.000000000"
 )
 
-// write replaces the files in a folder by these. A reader sees all of the former files or all of the new ones,
-// as long as it opens them through the same dataLink, and never a part of one. leftover says why former files are
+// write replaces the files in a folder by these. A reader sees all of the previous files or all of the new ones,
+// as long as it opens them through the same dataLink, and never a part of one. leftover says why previous files are
 // still there, though these have replaced them.
 func write(dir *os.Root, files []delivery.File, now time.Time) (leftover, err error) {
 	top := make(map[string]bool)
@@ -43,7 +43,7 @@ func write(dir *os.Root, files []delivery.File, now time.Time) (leftover, err er
 		_ = dir.RemoveAll(folder)
 		return nil, fmt.Errorf("writing the files: %w", err)
 	}
-	former, _ := dir.Readlink(dataLink) // none at the first time
+	previous, _ := dir.Readlink(dataLink) // none at the first time
 	if err := replaceLink(dir, folder, dataLink); err != nil {
 		_ = dir.RemoveAll(folder)
 		return nil, fmt.Errorf("putting the files in their place: %w", err)
@@ -54,7 +54,7 @@ func write(dir *os.Root, files []delivery.File, now time.Time) (leftover, err er
 			errs = append(errs, replaceLink(dir, path.Join(dataLink, name), name))
 		}
 	}
-	return tidy(dir, top, folder, former), errors.Join(errs...)
+	return tidy(dir, top, folder, previous), errors.Join(errs...)
 }
 
 // fill writes the files into a new folder.
@@ -84,9 +84,9 @@ func replaceLink(dir *os.Root, target, name string) error {
 	return dir.Rename(nextLink, name)
 }
 
-// tidy removes the links to files that are gone, and the folders of former files, also of an agent that was
-// killed. former is the last one of these.
-func tidy(dir *os.Root, top map[string]bool, folder, former string) error {
+// tidy removes the links to files that are gone, and the folders of previous files, also of an agent that was
+// killed. previous is the last one of these.
+func tidy(dir *os.Root, top map[string]bool, folder, previous string) error {
 	all, err := fs.ReadDir(dir.FS(), ".")
 	if err != nil {
 		return err
@@ -95,7 +95,7 @@ func tidy(dir *os.Root, top map[string]bool, folder, former string) error {
 	for _, e := range all {
 		name := e.Name()
 		switch {
-		case e.IsDir() && (name == former || isStamp(name)) && name != folder:
+		case e.IsDir() && (name == previous || isStamp(name)) && name != folder:
 			errs = append(errs, dir.RemoveAll(name))
 		case e.Type() == fs.ModeSymlink && !top[name] && name != dataLink:
 			if target, err := dir.Readlink(name); err == nil && target == path.Join(dataLink, name) {

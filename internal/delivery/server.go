@@ -79,7 +79,7 @@ func (s *Server) connect() (*client.V2, error) {
 		return nil, err
 	}
 	if s.http != nil {
-		s.http.CloseIdleConnections() // they were verified with the former authorities
+		s.http.CloseIdleConnections() // they were verified with the previous authorities
 	}
 	s.client, s.pem, s.http = c.V2, pem, transport
 	return s.client, nil
