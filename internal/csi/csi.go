@@ -95,7 +95,7 @@ type provider struct {
 	turns *fair.Pool[string] // of namespaces
 }
 
-// newProvider returns a provider. A mount ends by itself before its turn could be called in.
+// newProvider returns a provider. No turn is taken back: each mount ends by itself.
 func newProvider(c Config) provider {
 	return provider{c: c, turns: fair.NewPool[string](maxMounts, mountTimeout)}
 }
