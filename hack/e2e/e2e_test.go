@@ -13,6 +13,7 @@ import (
 func TestTranscriptIsTheSameOnEachRunAndShowsNoSecret(t *testing.T) {
 	for _, tc := range []struct{ command, printed, want string }{
 		{"kubectl get pods", "latticekeep-webhook-5d8c7fcb8-x2l4k   Running\nlatticekeep-0   Running\n", "latticekeep-webhook-<suffix>          Running\nlatticekeep-0   Running\n"},
+		{"kubectl wait", "pod/latticekeep-csi-provider-dk9jp condition met\n", "pod/latticekeep-csi-provider-<suffix> condition met\n"},
 		{"helm install", "LAST DEPLOYED: Sat Nov 21 15:21:00 2026\n", "LAST DEPLOYED: <time>\n"},
 		{"kubectl logs", "at 2026-11-21T15:21:00.588891623Z, and 2026-11-21T15:21:00+01:00\n\n", "at <time>, and <time>\n"},
 		{"curl", "Bearer eyJhbGciOiJSUzI1NiJ9.eyJhdWQiOiJ4In0.c2ln-_x\n", "Bearer <token>\n"},

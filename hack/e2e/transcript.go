@@ -66,7 +66,8 @@ var varying = []struct {
 	{pattern: regexp.MustCompile(`(?m)\b1 to \d+$`), instead: "1 to <sequence>"},
 	{pattern: regexp.MustCompile(`(?m)^checkpoint: entry \d+ is in the tree of \d+ entries`), instead: "checkpoint: entry <sequence> is in the tree of <size> entries"},
 	{pattern: regexp.MustCompile(`\bcred_[a-z2-7]+`), instead: "<credential>", column: true},
-	// The end of the pod name of a Deployment.
+	// The end of the pod name of a DaemonSet, and of a Deployment.
+	{pattern: regexp.MustCompile(`-provider-[bcdfghjklmnpqrstvwxz2456789]{5}\b`), instead: "-provider-<suffix>", column: true},
 	{pattern: regexp.MustCompile(`-[bcdfghjklmnpqrstvwxz2456789]{8,10}-[bcdfghjklmnpqrstvwxz2456789]{5}\b`), instead: "-<suffix>", column: true},
 }
 
