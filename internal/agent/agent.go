@@ -199,8 +199,8 @@ func (a *Agent) follow(ctx context.Context, name string, waits bool, changed fun
 			pause = firstPause
 			continue
 		case !readable:
-			if same := sameAs(err); same != said {
-				said = same
+			if kind := kindOf(err); kind != said {
+				said = kind
 				a.c.Logger.Warn("the files that are there stay", "credential", name, "error", textOf(err))
 			}
 		}
@@ -211,8 +211,9 @@ func (a *Agent) follow(ctx context.Context, name string, waits bool, changed fun
 	}
 }
 
-// sameAs returns what the same failures have in common. The text of one that may pass names a request or a port.
-func sameAs(err error) string {
+// kindOf returns what a failure has in common with the same ones after it. The message of one that may pass does not
+// do: it names a request or a port.
+func kindOf(err error) string {
 	switch fault.Of(err) {
 	case fault.Unavailable, fault.Exhausted:
 		return fault.Of(err).Error()

@@ -55,6 +55,21 @@ func newPod(t *testing.T, url, files string) *pod {
 	return p
 }
 
+// newPodBehind returns a pod whose agent reads a folder through a proxy, which changes requests and answers.
+func newPodBehind(t *testing.T, request func(*httputil.ProxyRequest), answer func(*http.Response) error) *pod {
+	var target *url.URL
+	proxy := httptest.NewServer(&httputil.ReverseProxy{ModifyResponse: answer, Rewrite: func(r *httputil.ProxyRequest) {
+		r.SetURL(target)
+		request(r)
+	}})
+	t.Cleanup(proxy.Close)
+	p := newPod(t, proxy.URL, folder)
+	var err error
+	target, err = url.Parse(p.URL)
+	must(t, err)
+	return p
+}
+
 func must(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
@@ -190,18 +205,8 @@ func TestAgentIsPatientBehindAProxy(t *testing.T) {
 		"no entity tag": {func(*httputil.ProxyRequest) {}, noTag},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var target *url.URL
 			var reads atomic.Int32
-			between := httptest.NewServer(&httputil.ReverseProxy{ModifyResponse: proxy.answer, Rewrite: func(r *httputil.ProxyRequest) {
-				reads.Add(1)
-				r.SetURL(target)
-				proxy.spoil(r)
-			}})
-			defer between.Close()
-			p := newPod(t, between.URL, folder)
-			var err error
-			target, err = url.Parse(p.URL)
-			must(t, err)
+			p := newPodBehind(t, func(r *httputil.ProxyRequest) { reads.Add(1); proxy.spoil(r) }, proxy.answer)
 			id := p.sealPair(t, 1)
 			must(t, p.Write(t.Context()))
 			ctx, end := context.WithTimeout(t.Context(), 2*time.Second)
@@ -222,23 +227,14 @@ func TestAgentIsPatientBehindAProxy(t *testing.T) {
 // A failure that comes again is said once, though each answer names another request.
 func TestAnOutageIsSaidOnce(t *testing.T) {
 	var down atomic.Bool
-	var target *url.URL
 	failed := make(chan struct{}, 1000)
-	between := httptest.NewServer(&httputil.ReverseProxy{
-		Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(target) },
-		ModifyResponse: func(r *http.Response) error {
-			if down.Load() {
-				r.StatusCode, r.Header["X-Request-Id"] = http.StatusServiceUnavailable, []string{"req_" + rand.Text()}
-				failed <- struct{}{}
-			}
-			return nil
-		},
+	p := newPodBehind(t, func(*httputil.ProxyRequest) {}, func(r *http.Response) error {
+		if down.Load() {
+			r.StatusCode, r.Header["X-Request-Id"] = http.StatusServiceUnavailable, []string{"req_" + rand.Text()}
+			failed <- struct{}{}
+		}
+		return nil
 	})
-	defer between.Close()
-	p := newPod(t, between.URL, folder)
-	var err error
-	target, err = url.Parse(p.URL)
-	must(t, err)
 	id := p.sealPair(t, 1)
 	must(t, p.Write(t.Context()))
 	down.Store(true)

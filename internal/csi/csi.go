@@ -92,7 +92,7 @@ func Serve(ctx context.Context, c Config) (err error) {
 type provider struct {
 	v1alpha1.UnimplementedCSIDriverProviderServer
 	c     Config
-	turns *fair.Pool[string] // of namespaces
+	turns *fair.Pool[string] // keyed by namespace
 }
 
 // newProvider returns a provider. No turn is taken back: each mount ends by itself.

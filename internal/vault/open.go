@@ -93,6 +93,10 @@ func (v *Vault) Read(ctx context.Context, p authz.Principal, r Reference) (Unsea
 // Held is a version of a credential that a caller has already.
 type Held struct{ ID, EntityTag string }
 
+func heldOf(found *lookup) *Held {
+	return &Held{found.id, record.EntityTag(found.id, found.record.Version)}
+}
+
 // FindHeld returns the version that p would read, if tags name it: p then has its values already. It
 // opens nothing, and records that p asked: once an hour, with a count. waits says that p goes on to ask
 // [Vault.StillHeld]. Otherwise it returns nil and records nothing: the caller goes on to [Vault.Read]. Errors:
@@ -114,7 +118,7 @@ func (v *Vault) FindHeld(ctx context.Context, p authz.Principal, r Reference, ta
 	if err := v.guard.RecordRepeated(ctx, e); err != nil {
 		return nil, err
 	}
-	return &Held{found.id, record.EntityTag(found.id, found.record.Version)}, nil
+	return heldOf(found), nil
 }
 
 // StillHeld returns the version that p would read if tags still name it, or nil. It is for repeated looks
@@ -126,7 +130,7 @@ func (v *Vault) StillHeld(ctx context.Context, p authz.Principal, r Reference, t
 	if err != nil || !found.isNamed(tags, v.now()) {
 		return nil, err
 	}
-	return &Held{found.id, record.EntityTag(found.id, found.record.Version)}, nil
+	return heldOf(found), nil
 }
 
 // lookup is the result of a search for a credential.

@@ -45,7 +45,7 @@ func (call *Call) wait(c *gin.Context, l Later) (any, error) {
 	err := l.Wait(waiting)
 	call.waited = time.Since(begun)
 	_ = connection.SetWriteDeadline(time.Now().Add(stalled))
-	c.Request = c.Request.WithContext(call.connection) // the time of the request is over
+	c.Request = c.Request.WithContext(call.connection) // its own context ended with the time of the request
 	if err != nil {
 		return nil, err
 	}

@@ -204,23 +204,42 @@ func (s *service) answered(t *testing.T) time.Duration {
 	return time.Duration(seconds * float64(time.Second))
 }
 
+// reader is an API key that waits for another version of a credential.
+type reader struct {
+	owner    string // access token of the user who made the key
+	path     string // of the credential
+	keyID    string
+	answered <-chan servertest.Reply
+}
+
+// beginReader returns a reader once its wait has an entry. The wait lasts 55 seconds.
+func (s *service) beginReader(t *testing.T) reader {
+	t.Helper()
+	owner := s.RegisterVerified("owner@example.org").Access
+	made := s.Send("POST", "/api/v2/vault/seal", owner, object{"name": "n", "credential_type": "t", "values": object{"key": "first"}}).Want(t, http.StatusCreated)
+	path := "/api/v2/vault/" + made["credential_id"].(string)
+	made = s.Send("POST", "/api/v2/api-keys", owner, object{"name": "reader", "scopes": []string{"vault:read"}}).Want(t, http.StatusCreated)
+	key := made["api_key"].(string)
+	tag := s.Call(servertest.Request{Method: "GET", Path: path, Key: key}).Header.Get("ETag")
+	answered := s.begin(conditional(key, path+"?wait=55", tag))
+	s.untilLogged(t, "wait", "true")
+	return reader{owner, path, made["key_id"].(string), answered}
+}
+
+// revoke revokes the key of a reader.
+func (s *service) revoke(t *testing.T, r reader) {
+	t.Helper()
+	s.Call(servertest.Request{Method: "DELETE", Path: "/api/v2/api-keys/" + r.keyID, Bearer: r.owner}).Want(t, http.StatusOK)
+}
+
 // A wait is answered by what its caller may do when it is answered.
 func TestAWaitEndsWithTheRightsOfItsCaller(t *testing.T) {
 	s := newService(t)
-	user := s.RegisterVerified("reader@example.org")
-	id, tag := "", ""
-	made := s.Call(servertest.Request{Method: "POST", Path: "/api/v2/vault/seal", Bearer: user.Access, Body: `{"name":"n","credential_type":"api_key","values":{"key":"v"}}`}).Want(t, http.StatusCreated)
-	id = made["credential_id"].(string)
-	key := s.Call(servertest.Request{Method: "POST", Path: "/api/v2/api-keys", Bearer: user.Access, Body: `{"name":"reader","scopes":["vault:read","audit:read"]}`}).Want(t, http.StatusCreated)
-	reader := key["api_key"].(string)
-	tag = s.Call(servertest.Request{Method: "GET", Path: "/api/v2/vault/" + id, Key: reader}).Header.Get("ETag")
-
-	answered := s.begin(conditional(reader, "/api/v2/vault/"+id+"?wait=55", tag))
-	s.untilLogged(t, "wait", "true")
-	s.Call(servertest.Request{Method: "DELETE", Path: "/api/v2/api-keys/" + key["key_id"].(string), Bearer: user.Access}).Want(t, http.StatusOK)
-	s.Call(servertest.Request{Method: "PUT", Path: "/api/v2/vault/" + id, Bearer: user.Access, Body: `{"values":{"key":"new"}}`}).Want(t, http.StatusOK)
-	if r := <-answered; r.Status != http.StatusUnauthorized || strings.Contains(string(r.Body), "new") {
-		t.Errorf("%d %s", r.Status, r.Body)
+	r := s.beginReader(t)
+	s.revoke(t, r)
+	s.Send("PUT", r.path, r.owner, object{"values": object{"key": "new"}}).Want(t, http.StatusOK)
+	if got := <-r.answered; got.Status != http.StatusUnauthorized || strings.Contains(string(got.Body), "new") {
+		t.Errorf("%d %s", got.Status, got.Body)
 	}
 	s.untilLogged(t, "reason", "caller_ended")
 }
@@ -229,17 +248,11 @@ func TestAWaitEndsWithTheRightsOfItsCaller(t *testing.T) {
 // 55 seconds.
 func TestAWaitIsLookedAtWhileNothingChanges(t *testing.T) {
 	s := newService(t)
-	user := s.RegisterVerified("owner@example.org")
-	made := s.Send("POST", "/api/v2/vault/seal", user.Access, object{"name": "n", "credential_type": "t", "values": object{"key": "first"}}).Want(t, http.StatusCreated)
-	path := "/api/v2/vault/" + made["credential_id"].(string)
-	key := s.Send("POST", "/api/v2/api-keys", user.Access, object{"name": "reader", "scopes": []string{"vault:read"}}).Want(t, http.StatusCreated)
-	tag := s.Call(servertest.Request{Method: "GET", Path: path, Key: key["api_key"].(string)}).Header.Get("ETag")
 	begun := time.Now()
-	answered := s.begin(conditional(key["api_key"].(string), path+"?wait=55", tag))
-	s.untilLogged(t, "wait", "true")
-	s.Call(servertest.Request{Method: "DELETE", Path: "/api/v2/api-keys/" + key["key_id"].(string), Bearer: user.Access}).Want(t, http.StatusOK)
-	if r := <-answered; r.Status != http.StatusUnauthorized || time.Since(begun) >= 55*time.Second {
-		t.Errorf("%d after %s", r.Status, time.Since(begun))
+	r := s.beginReader(t)
+	s.revoke(t, r)
+	if got := <-r.answered; got.Status != http.StatusUnauthorized || time.Since(begun) >= 55*time.Second {
+		t.Errorf("%d after %s", got.Status, time.Since(begun))
 	}
 }
 
@@ -264,18 +277,11 @@ func TestA304HasTheTagOfNow(t *testing.T) {
 // The path that a policy allowed may be taken away while the caller waits.
 func TestAWaitEndsWithThePolicyOfItsCaller(t *testing.T) {
 	s := newService(t)
-	user := s.RegisterVerified("owner@example.org")
-	made := s.Send("POST", "/api/v2/vault/seal", user.Access, object{"name": "n", "credential_type": "t", "values": object{"key": "first"}}).Want(t, http.StatusCreated)
-	path := "/api/v2/vault/" + made["credential_id"].(string)
-	key := s.Send("POST", "/api/v2/api-keys", user.Access, object{"name": "reader", "scopes": []string{"vault:read"}}).Want(t, http.StatusCreated)
-	reader := key["api_key"].(string)
-	tag := s.Call(servertest.Request{Method: "GET", Path: path, Key: reader}).Header.Get("ETag")
-	answered := s.begin(conditional(reader, path+"?wait=55", tag))
-	s.untilLogged(t, "wait", "true")
-	s.Send("PUT", "/api/v2/access/bindings/"+key["key_id"].(string), user.Access, object{"policies": []any{}}).Want(t, http.StatusOK)
-	s.Send("PUT", path, user.Access, object{"values": object{"key": "second"}}).Want(t, http.StatusOK)
-	if r := <-answered; r.Status != http.StatusForbidden || strings.Contains(string(r.Body), "second") {
-		t.Errorf("%d %s", r.Status, r.Body)
+	r := s.beginReader(t)
+	s.Send("PUT", "/api/v2/access/bindings/"+r.keyID, r.owner, object{"policies": []any{}}).Want(t, http.StatusOK)
+	s.Send("PUT", r.path, r.owner, object{"values": object{"key": "second"}}).Want(t, http.StatusOK)
+	if got := <-r.answered; got.Status != http.StatusForbidden || strings.Contains(string(got.Body), "second") {
+		t.Errorf("%d %s", got.Status, got.Body)
 	}
 }
 

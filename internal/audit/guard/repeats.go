@@ -11,11 +11,11 @@ import (
 )
 
 // These are the highest numbers of events whose repetitions are counted at the same time. Each event beyond them
-// has an entry of its own. No few tenants take the room of all: each has some when the others have filled theirs.
+// has an entry of its own. A few tenants cannot take all room: when maxRepeats are taken, each tenant still has fewRepeats.
 const (
 	maxRepeats         = 10_000
 	maxRepeatsOfTenant = 2_000
-	spareRepeats       = 10_000 // beyond maxRepeats, for tenants that have few
+	spareRepeats       = 10_000 // beyond maxRepeats, for tenants with less than fewRepeats
 	fewRepeats         = 100
 )
 
